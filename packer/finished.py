@@ -1,0 +1,68 @@
+"""Is a finished set still the image of its source? Asked when the same command is run again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from readers.handles import open_shard
+from readers.layout import REJECTS_NAME, key_from_json, key_to_str
+from readers.manifest import Manifest
+
+from .errors import PackError
+from .items import UNKNOWN, SourceImage
+from .workspace import listing_digest
+
+__all__ = ["compare_finished"]
+
+_ADVICE: Final = "Put it back, or start again with --overwrite"
+
+
+def compare_finished(out: str, manifest: Manifest, images: Iterable[SourceImage]) -> None:
+    """Compare a source, in packing order, with a finished set.
+
+    Raises:
+        PackError: They differ; names the first difference.
+    """
+    digest = listing_digest()
+    stored = _stored(out, manifest)
+    rejected = _rejected(out)
+    difference = ""
+    ahead = next(stored, None)
+    for image in images:
+        digest.update(b"%b\0%d\n" % (image.key, image.size))
+        if difference:
+            continue
+        if ahead is not None and ahead[0] == image.key:
+            if image.size not in (UNKNOWN, ahead[1]):
+                difference = f"{key_to_str(image.key)!r} has {image.size:,} bytes, had {ahead[1]:,}"
+            ahead = next(stored, None)
+        elif image.key not in rejected:
+            difference = f"{key_to_str(image.key)!r} is new, or another file before it is gone"
+    if digest.hexdigest() == manifest.source["listing_blake3"]:
+        return
+    if ahead is not None and not difference:
+        difference = f"{key_to_str(ahead[0])!r} is gone"
+    raise PackError(
+        f"{out!r} is finished, but the source has changed since: {difference or 'a rejected file'}. {_ADVICE}"
+    )
+
+
+def _stored(out: str, manifest: Manifest) -> Iterator[tuple[bytes, int]]:
+    """(key, image length) of every record."""
+    for number, records in enumerate(manifest.shard_records):
+        if records:
+            shard = open_shard(out, manifest, number)
+            lengths = shard.rows()["image_length"]
+            for position in range(records):
+                yield shard.key(position), int(lengths[position])
+
+
+def _rejected(out: str) -> set[bytes]:
+    path = os.path.join(out, REJECTS_NAME)
+    if not os.path.exists(path):
+        return set()
+    with open(path, "rb") as file:
+        return {key_from_json(json.loads(line)) for line in file}

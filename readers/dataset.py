@@ -1,0 +1,312 @@
+"""`ShardDataset`: a packed set as a map-style PyTorch ``Dataset``."""
+
+from __future__ import annotations
+
+import operator
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from .decode import Decoder, make_decoder
+from .errors import ReaderError, RecordCorruptError, RecordDecodeError
+from .handles import Shard, open_shard
+from .layout import key_to_str, order_key, shuffle_key
+from .manifest import Manifest
+
+__all__ = ["Sample", "ShardDataset"]
+
+_EXTRAS: Final = ("index", "key")
+#: Shards a dataset keeps mapped at once: Linux allows 65,530 mappings a process (vm.max_map_count).
+_MOST_SHARDS: Final = 16_384
+
+Transform = Callable[[Any], Any]
+
+
+class Sample(NamedTuple):
+    """What training sees; ``image, target = dataset[i]`` works."""
+
+    image: Any
+    target: Any
+
+
+class ShardDataset(Dataset[Any]):
+    """Images and labels of a packed set, in the order of ``torchvision.datasets.ImageFolder``.
+
+    ``dataset[i]`` is ``Sample(image, target)``; in a set packed without classes it is the image alone.
+    ``target`` is a class id in ``[0, len(classes))``.
+
+    Args:
+        root: The folder that ``pack`` wrote.
+        transform: Called with the decoded image.
+        target_transform: Called with the class id.
+        decode: "pil" (PIL.Image in RGB), "tensor" (uint8 ``(3, H, W)``, RGB), "bytes" (as stored), or a
+            callable that gets the stored bytes.
+        exif_transpose: Turn pictures upright by their EXIF orientation (ImageFolder does not).
+        extras: Any of "index" and "key": appended to the sample, which becomes a plain tuple.
+        max_pixels: Refuse to decode larger images; None keeps Pillow's own limit.
+
+    Raises:
+        UnfinishedSetError: No finished set is there (also a FileNotFoundError).
+        ManifestError: The manifest is damaged or too new (also a ValueError).
+        ShardNotFoundError, ShardCorruptError: A shard is missing or of another size than it had.
+
+    Processes: the constructor opens no shard. Shards open on first read in each process, under fork, spawn
+    and forkserver alike; a pickle holds the path and the options only. Threads may read at the same time.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        *,
+        decode: str | Decoder = "pil",
+        exif_transpose: bool = False,
+        extras: Iterable[str] = (),
+        max_pixels: int | None = None,
+    ) -> None:
+        self.root = os.path.abspath(os.fspath(root))
+        self.transform = transform
+        self.target_transform = target_transform
+        self._decode = decode
+        self._exif_transpose = exif_transpose
+        self._extras = _checked_extras(extras)
+        self._max_pixels = max_pixels
+        self._decoder = make_decoder(decode, exif_transpose=exif_transpose, max_pixels=max_pixels)
+        self._manifest: Manifest | None = Manifest.load(self.root)
+        self._manifest.check_files(self.root)
+        self._set_id = self._manifest.set_id
+        self._forget_shards()
+
+    def _forget_shards(self) -> None:
+        self._pid = os.getpid()
+        self._shards: dict[int, Shard] = {}
+
+    # -- pickling: the path and the options, whatever has been read so far
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_manifest"] = None
+        state["_shards"] = {}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_shards()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The set's manifest; read again on first use after unpickling."""
+        if self._manifest is None:
+            manifest = Manifest.load(self.root)
+            if manifest.set_id != self._set_id:
+                raise ReaderError(f"{self.root}: the set was packed anew while a dataset over it was in use")
+            self._manifest = manifest
+        return self._manifest
+
+    # -- samples
+
+    def __len__(self) -> int:
+        return self.manifest.records
+
+    def __getitem__(self, index: Any) -> Any:
+        """The sample at ``index``: an int, a numpy integer or a 0-d tensor; negative counts from the end.
+
+        Raises:
+            IndexError: Out of range.
+            TypeError: No integer.
+            RecordCorruptError: The stored bytes do not match their checksum.
+            RecordDecodeError: They do, but are no image; carries ``shard_path``, ``position``, ``key``.
+        """
+        position = self._checked(index)
+        return self._sample(position, *self._locate(position))
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        """Several samples, visiting each shard once and in the order of its file.
+
+        Args:
+            indices: As for ``[]``; any order, repeats allowed.
+
+        Returns:
+            One sample an index, in the order asked.
+
+        Raises:
+            IndexError: An index is out of range; nothing was read.
+        """
+        checked = [self._checked(index) for index in indices]
+        samples: list[Any] = [None] * len(checked)
+        for place in sorted(range(len(checked)), key=checked.__getitem__):
+            samples[place] = self._sample(checked[place], *self._locate(checked[place]))
+        return samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def _checked(self, index: Any) -> int:
+        number = operator.index(index)
+        records = self.manifest.records
+        if number < 0:
+            number += records
+        if not 0 <= number < records:
+            raise IndexError(
+                f"sample index {index} is out of range for {records} samples "
+                f"({self.root}, {len(self.manifest.shard_ids)} shards)"
+            )
+        return number
+
+    def _locate(self, index: int) -> tuple[Shard, int]:
+        number, position = self.manifest.locate(index)
+        if self._pid != os.getpid():
+            self._forget_shards()
+        shard = self._shards.get(number)
+        return shard if shard is not None else self._open(number), position
+
+    def _open(self, number: int) -> Shard:
+        shard = open_shard(self.root, self.manifest, number)
+        while len(self._shards) >= _MOST_SHARDS:
+            self._shards.pop(next(iter(self._shards)), None)
+        self._shards[number] = shard
+        return shard
+
+    def _sample(self, index: int, shard: Shard, position: int) -> Any:
+        try:
+            data, label = shard.image(position)
+        except RecordCorruptError as error:
+            error.add_note(f"sample index {index}")
+            raise
+        image = data if self._decoder is None else self._decoded(data, index, shard, position)
+        if self.transform is not None:
+            image = self.transform(image)
+        labelled = self.manifest.classes is not None
+        if labelled and self.target_transform is not None:
+            label = self.target_transform(label)
+        if self._extras:
+            return self._with_extras((image, label) if labelled else (image,), index, shard, position)
+        return Sample(image, label) if labelled else image
+
+    def _decoded(self, data: bytes, index: int, shard: Shard, position: int) -> Any:
+        assert self._decoder is not None
+        try:
+            return self._decoder(data)
+        except MemoryError:
+            raise
+        except Exception as error:
+            key = shard.key(position)
+            raise RecordDecodeError(
+                f"sample {index} (key {key_to_str(key)!r}, record {position} of {shard.path}) cannot be "
+                f"decoded: {type(error).__name__}: {error}",
+                shard.path, position, key,
+            ) from error  # fmt: skip
+
+    def _with_extras(self, sample: tuple[Any, ...], index: int, shard: Shard, position: int) -> tuple[Any, ...]:
+        values = {"index": lambda: index, "key": lambda: key_to_str(shard.key(position))}
+        return *sample, *(values[name]() for name in self._extras)
+
+    # -- what torchvision's ImageFolder offers
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names in label order; empty for a set without labels."""
+        return list(self.manifest.classes or ())
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class name -> label."""
+        return {name: label for label, name in enumerate(self.manifest.classes or ())}
+
+    @property
+    def targets(self) -> npt.NDArray[np.int64]:
+        """Label of every sample, int64 ``(len,)``; reads every shard's index once."""
+        parts = [self._column(number, "label") for number in range(len(self.manifest.shard_ids))]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    @property
+    def samples(self) -> Sequence[tuple[str, int]]:
+        """(key, label) of every sample, read when asked for; nothing is kept in memory."""
+        return _Samples(self)
+
+    def _column(self, number: int, name: str) -> npt.NDArray[Any]:
+        shard, _ = self._locate(self.manifest.first_index(number)) if self.manifest.shard_records[number] else (None, 0)
+        return np.zeros(0, np.int64) if shard is None else shard.rows()[name].copy()
+
+    @property
+    def yields_pil(self) -> bool:
+        """True if samples hold PIL images, which ``default_collate`` cannot put into a batch."""
+        return self._decode == "pil" and self.transform is None
+
+    # -- keys
+
+    def key(self, index: Any) -> str:
+        """Key of a sample: its file's path below the source folder, "/" separators."""
+        shard, position = self._locate(self._checked(index))
+        return key_to_str(shard.key(position))
+
+    def label(self, index: Any) -> int:
+        """Label of a sample, without reading its image; -1 in a set without classes."""
+        shard, position = self._locate(self._checked(index))
+        return int(shard.rows()["label"][position])
+
+    def find(self, key: str | bytes) -> int:
+        """Index of the sample with this key: a binary search, about ``log2(len)`` key reads.
+
+        Raises:
+            KeyError: No such sample.
+        """
+        raw = key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape")
+        rank = self._rank_function()
+        wanted = rank(raw)
+        index = bisect_left(range(len(self)), wanted, key=lambda i: rank(self._raw_key(i)))
+        if index == len(self) or self._raw_key(index) != raw:
+            raise KeyError(f"{key_to_str(raw)!r} is not in {self.root}")
+        return index
+
+    def _raw_key(self, index: int) -> bytes:
+        shard, position = self._locate(index)
+        return shard.key(position)
+
+    def _rank_function(self) -> Callable[[bytes], Any]:
+        """Records are stored in this order, so it can be searched."""
+        seed = self.manifest.options.get("shuffle")
+        if seed is not None:
+            return lambda raw: (shuffle_key(raw, seed), raw)
+        labelled = self.manifest.classes is not None
+        return lambda raw: order_key(raw, labelled=labelled)
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        lines = [
+            f"{type(self).__name__} {self.root}",
+            f"    {manifest.records:,} samples in {len(manifest.shard_ids):,} {manifest.container} shards",
+            f"    classes: {len(manifest.classes)}" if manifest.classes is not None else "    no labels",
+            f"    decode: {self._decode if isinstance(self._decode, str) else repr(self._decode)}",
+        ]
+        lines += [f"    transform: {self.transform!r}"] if self.transform is not None else []
+        return "\n".join(lines)
+
+
+class _Samples(Sequence[tuple[str, int]]):
+    """(key, label) pairs of a dataset, read on access."""
+
+    def __init__(self, dataset: ShardDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._dataset.key(index), self._dataset.label(index)
+
+
+def _checked_extras(extras: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(extras)
+    for name in names:
+        if name not in _EXTRAS:
+            raise ValueError(f"extras may hold {' and '.join(_EXTRAS)}, got {name!r}")
+    return names

@@ -1,0 +1,253 @@
+"""The shards that this process has open: one handle a file, bounded, never carried over ``fork``.
+
+A `Shard` keeps its checked header and its mapped index; its descriptor may be closed and reopened
+behind it, so that hundreds of shards work with few descriptors. Reading is ``pread`` on that
+descriptor: no library call, no lock held, the GIL released.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final
+from weakref import WeakValueDictionary, ref
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from .errors import RecordCorruptError, ShardCorruptError, ShardNotFoundError
+from .layout import INDEX_DTYPE, ROW_BYTES, digest, key_to_str
+from .manifest import Manifest, missing_shard
+from .shards import LOCATE, Geometry, ShardFormatError
+from .system import O_READ, descriptor_limit, map_file, pread
+
+__all__ = ["Shard", "open_shard"]
+
+#: The parts of an index row that a sample needs: image offset, length, CRC-32C; label.
+_IMAGE_ROW: Final = struct.Struct("<QII16xq")
+_KEY_ROW: Final = struct.Struct("<16xQII")
+
+#: Most descriptors held, whatever the limit; and the share of the limit that is left to the user.
+_MOST_DESCRIPTORS: Final = 1024
+_LEFT_TO_USER: Final = 2
+
+_crc32c = google_crc32c.value
+
+
+class _File:
+    """An open descriptor; closed when the last user lets go, so never under a thread that reads."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        self.fd = os.open(path, O_READ)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Shard:
+    """One shard, opened in this process and checked against the manifest.
+
+    Attributes:
+        path: The shard's file.
+        records: Number of records.
+        pid: The process that opened it; it is never used in another.
+    """
+
+    __slots__ = (
+        "__weakref__", "_base", "_block_rows", "_blocks", "_file", "_identity", "_rows", "_values_bytes", "path",
+        "pid", "records", "shard_id",
+    )  # fmt: skip
+
+    def __init__(self, path: str, shard_id: str, records: int, file_bytes: int, container: str) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.shard_id = shard_id
+        self.records = records
+        self._file: _File | None = _File(path)
+        fd = self._file.fd
+        stat = os.fstat(fd)
+        self._identity = (stat.st_dev, stat.st_ino)
+        self._check(stat.st_size == file_bytes, f"{stat.st_size:,} bytes, the manifest says {file_bytes:,}")
+        try:
+            geometry = LOCATE[container](lambda length, offset: pread(fd, length, offset), file_bytes)
+        except ShardFormatError as error:
+            raise ShardCorruptError(f"{path}: {error}. Copy it again or repack the set") from error
+        self._check(geometry.shard_id == shard_id, "another shard's id: shards were swapped or mixed")
+        self._check(geometry.records == records, f"{geometry.records:,} records, not {records:,}")
+        self._base, self._values_bytes = geometry.values_offset, geometry.values_bytes
+        self._block_rows = geometry.block_rows
+        self._map_index(fd, geometry)
+
+    def _check(self, good: bool, found: str) -> None:
+        if not good:
+            raise ShardCorruptError(f"{self.path}: {found}. Copy it again or repack the set")
+
+    def _map_index(self, fd: int, geometry: Geometry) -> None:
+        """Map the index, and prove it whole: a flipped bit here would be a wrong label or a wrong image."""
+        first = min(geometry.index_blocks, default=0)
+        self._blocks = tuple(offset - first for offset in geometry.index_blocks)
+        if not self.records:
+            self._rows = memoryview(b"")
+            return
+        self._rows = map_file(fd, first, max(start + size for start, size in self._block_extents()))
+        blocks = (self._rows[start : start + size] for start, size in self._block_extents())
+        self._check(digest(*blocks) == self.shard_id, "the index does not match its checksum")
+
+    def _block_extents(self) -> Iterator[tuple[int, int]]:
+        """(start, bytes) of each block of rows in the mapping."""
+        for number, start in enumerate(self._blocks):
+            yield start, min(self._block_rows, self.records - number * self._block_rows) * ROW_BYTES
+
+    def rows(self) -> npt.NDArray[Any]:
+        """The index: structured array ``(records,)`` of `layout.INDEX_DTYPE`; mapped, not copied, if in one block."""
+        parts = [
+            np.frombuffer(self._rows, INDEX_DTYPE, size // ROW_BYTES, start) for start, size in self._block_extents()
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.zeros(0, INDEX_DTYPE)
+
+    def image(self, position: int) -> tuple[bytes, int]:
+        """(encoded image, label) of the record at ``position`` in ``[0, records)``.
+
+        Raises:
+            RecordCorruptError: The bytes do not match their checksum, or the file has become shorter.
+        """
+        block, row = divmod(position, self._block_rows)
+        offset, length, crc, label = _IMAGE_ROW.unpack_from(self._rows, self._blocks[block] + row * ROW_BYTES)
+        return self._value(position, "image", offset, length, crc), label
+
+    def key(self, position: int) -> bytes:
+        """Key of the record at ``position``."""
+        block, row = divmod(position, self._block_rows)
+        offset, length, crc = _KEY_ROW.unpack_from(self._rows, self._blocks[block] + row * ROW_BYTES)
+        return self._value(position, "key", offset, length, crc)
+
+    def _value(self, position: int, field: str, offset: int, length: int, crc: int) -> bytes:
+        if offset + length > self._values_bytes:
+            raise self._corrupt(position, field, 0, length)
+        file = self._file
+        if file is None:
+            file = _reopen(self)
+        data = pread(file.fd, length, self._base + offset)
+        if len(data) != length:
+            data = _read_rest(file.fd, data, length, self._base + offset)
+        if _crc32c(data) != crc:
+            raise self._corrupt(position, field, len(data), length)
+        return data
+
+    def _corrupt(self, position: int, field: str, found: int, length: int) -> RecordCorruptError:
+        key = None if field == "key" else self._key_or_none(position)
+        name = "" if key is None else f" (key {key_to_str(key)!r})"
+        what = "do not match their checksum" if found == length else f"end after {found:,}"
+        return RecordCorruptError(
+            f"{self.path}: record {position}{name}: the {length:,} bytes of {field!r} {what}. "
+            "Run `shards verify` on the set, then copy the shard again or repack",
+            self.path, position, key,
+        )  # fmt: skip
+
+    def _key_or_none(self, position: int) -> bytes | None:
+        try:
+            return self.key(position)
+        except (RecordCorruptError, OSError):
+            return None
+
+    def close_file(self) -> None:
+        """Let the descriptor go; the next read reopens it."""
+        self._file = None
+
+    def reopen_file(self) -> _File:
+        """Open the descriptor again, refusing another file under the old name."""
+        file = _File(self.path)
+        stat = os.fstat(file.fd)
+        self._check((stat.st_dev, stat.st_ino) == self._identity, "replaced while it was in use")
+        self._file = file
+        return file
+
+    def __repr__(self) -> str:
+        return f"Shard({self.path!r}, {self.records:,} records)"
+
+
+def _read_rest(fd: int, data: bytes, length: int, offset: int) -> bytes:
+    """Finish a short read: a signal, or a network file system; stops at the end of the file."""
+    while len(data) < length:
+        more = pread(fd, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+class _Handles:
+    """This process's handles. A forked child gets a new, empty one (see `_handles`)."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        # Made anew in a child: a lock that another thread held at fork() would never be released there.
+        self.lock = threading.Lock()
+        # Weak: a shard lives as long as a dataset that reads it.
+        self.shards: WeakValueDictionary[tuple[str, str], Shard] = WeakValueDictionary()
+        self.opened: OrderedDict[int, ref[Shard]] = OrderedDict()
+
+    def keep_file(self, shard: Shard) -> None:
+        """Count a shard's descriptor; the one opened longest ago is closed when there are too many."""
+        self.opened[id(shard)] = ref(shard)
+        most = max(1, min(_MOST_DESCRIPTORS, descriptor_limit() // _LEFT_TO_USER))
+        while len(self.opened) > most:
+            oldest = self.opened.popitem(last=False)[1]()
+            if oldest is not None:
+                oldest.close_file()
+
+
+_current = _Handles()
+
+
+def _handles() -> _Handles:
+    global _current
+    if _current.pid != os.getpid():
+        # An inherited descriptor shares its file with the parent: drop it, and open our own.
+        _current = _Handles()
+    return _current
+
+
+def _reopen(shard: Shard) -> _File:
+    handles = _handles()
+    with handles.lock:
+        file = shard.reopen_file()
+        handles.keep_file(shard)
+        return file
+
+
+def open_shard(root: str, manifest: Manifest, number: int) -> Shard:
+    """The handle of a shard in this process, opened now or earlier, by whichever dataset.
+
+    Raises:
+        ShardNotFoundError, ShardCorruptError: It is missing, or not what the manifest describes.
+    """
+    path = manifest.shard_path(root, number)
+    expected = manifest.shard_ids[number]
+    handles = _handles()
+    with handles.lock:
+        shard = handles.shards.get((path, expected))
+        if shard is None:
+            try:
+                shard = Shard(
+                    path,
+                    expected,
+                    manifest.shard_records[number],
+                    manifest.shard_bytes[number],
+                    manifest.container,
+                )
+            except FileNotFoundError:
+                raise ShardNotFoundError(missing_shard(path, number, len(manifest.shard_ids))) from None
+            handles.shards[path, expected] = shard
+            handles.keep_file(shard)
+        return shard
