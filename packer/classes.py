@@ -29,7 +29,10 @@ def labels_for(
     labels = {name: label for label, name in enumerate(names)}
     for folder in folders:
         if folder not in labels:
-            raise PackUsageError(f"class {folder!r} is not in the class map {os.fspath(class_map or '')!r}")  # fmt: skip
+            raise PackUsageError(
+                f"class {folder!r} of the source is not in the class map {os.fspath(class_map or '')!r}. "
+                "Add it there, or take the folder out"
+            )
     return names, labels
 
 

@@ -89,7 +89,7 @@ def main() -> None:
         sys.exit(leave.exit_code)
     except click.ClickException as error:
         # One line, like every other error; click would add the usage.
-        _fail(error.format_message() + ". See `pack --help`", error.exit_code)
+        _fail(error.format_message().rstrip(".") + ". See `pack --help`", error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         terminated = isinstance(error, _TerminatedError) or isinstance(error.__cause__, _TerminatedError)

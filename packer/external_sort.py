@@ -13,7 +13,7 @@ __all__ = ["Scratch", "external_sort"]
 
 #: Opens a nameless temporary file, binary, for writing and reading.
 Scratch = Callable[[], IO[bytes]]
-Row = TypeVar("Row")
+Row = TypeVar("Row", str, list[Any])
 
 #: Runs merged at once: each holds a descriptor, and some systems allow 256.
 _FAN_IN: Final = 64
@@ -35,22 +35,22 @@ def external_sort(
         in_memory: Rows held at once; no file is opened for as many or fewer.
     """
     iterator = iter(rows)
-    first = sorted(islice(iterator, in_memory), key=key)  # type: ignore[type-var, arg-type]
+    first = sorted(islice(iterator, in_memory), key=key)
     if len(first) < in_memory:
         yield from first
         return
     with ExitStack() as stack:
         runs = [_spill(stack, scratch, first)]
         del first
-        while run := sorted(islice(iterator, in_memory), key=key):  # type: ignore[type-var, arg-type]
+        while run := sorted(islice(iterator, in_memory), key=key):
             runs.append(_spill(stack, scratch, run))
         del run
         while len(runs) > _FAN_IN:
             batch, runs = runs[:_FAN_IN], runs[_FAN_IN:]
-            runs.append(_spill(stack, scratch, heapq.merge(*map(_rows, batch), key=key)))  # type: ignore[type-var, arg-type]
+            runs.append(_spill(stack, scratch, heapq.merge(*map(_rows, batch), key=key)))
             for file in batch:
                 file.close()
-        yield from heapq.merge(*map(_rows, runs), key=key)  # type: ignore[type-var, arg-type]
+        yield from heapq.merge(*map(_rows, runs), key=key)
 
 
 def _spill(stack: ExitStack, scratch: Scratch, rows: Iterable[Any]) -> IO[bytes]:

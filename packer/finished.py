@@ -13,7 +13,7 @@ from readers.manifest import Manifest
 
 from .errors import PackError
 from .items import UNKNOWN, SourceImage
-from .workspace import listing_digest
+from .workspace import ListingDigest
 
 __all__ = ["compare_finished"]
 
@@ -26,13 +26,13 @@ def compare_finished(out: str, manifest: Manifest, images: Iterable[SourceImage]
     Raises:
         PackError: They differ; names the first difference.
     """
-    digest = listing_digest()
+    digest = ListingDigest()
     stored = _stored(out, manifest)
     rejected = _rejected(out)
     difference = ""
     ahead = next(stored, None)
     for image in images:
-        digest.update(b"%b\0%d\n" % (image.key, image.size))
+        digest.add(image)
         if difference:
             continue
         if ahead is not None and ahead[0] == image.key:

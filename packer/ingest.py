@@ -9,11 +9,11 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from PIL import Image, UnidentifiedImageError
 
-from readers.imaging import open_image, orientation_of, quiet_pillow, sniff
+from readers.imaging import DEFAULT_MAX_PIXELS, open_image, orientation_of, quiet_pillow, sniff
 from readers.layout import FLAGS, FORMAT_CODES, MAX_VALUE_BYTES, MODE_CODES
 
 from .errors import PackError
@@ -53,9 +53,10 @@ class Ingest:
     """
 
     def __init__(self, root: str, check: str, max_pixels: int | None) -> None:
-        self._root = os.fsencode(root)
+        self._root = os.fsencode(root) + b"/"
         self._check = check
-        self._max_pixels = max_pixels
+        # Stated, so that a caller who has changed Pillow's own limit gets the same set.
+        self._max_pixels = DEFAULT_MAX_PIXELS if max_pixels is None else max_pixels
 
     def each(self, images: Iterable[SourceImage], threads: int = 1) -> Iterator[Record | Reject]:
         """Ingest files in order, ``threads`` at a time; holds at most 32 MiB or one file beyond that."""
@@ -98,7 +99,7 @@ class Ingest:
         return self._look(image, data, name)
 
     def _read(self, image: SourceImage) -> bytes | Reject:
-        path = os.path.join(self._root, image.key)
+        path = self._root + image.key
         try:
             fd = os.open(path, _OPEN_FLAGS)
             try:
@@ -115,42 +116,48 @@ class Ingest:
             return Reject(image.key, reason, error.strerror or "")
 
     def _look(self, image: SourceImage, data: bytes, name: str) -> Record | Reject:
-        with quiet_pillow(self._max_pixels) as seen:
+        with quiet_pillow(self._max_pixels, strict=True) as seen:
             try:
                 opened = open_image(data, self._max_pixels)
-                facts = _facts(opened, data)
+                width, height = opened.size  # before decoding, which may shrink it
+                flags = _facts(opened, data)
+                # Before decoding too: Pillow turns TIFFs upright while it loads them, and drops the tag.
+                orientation, broken = _orientation(opened)
                 if self._check == "decode":
                     _decode(opened)
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001  Pillow raises almost anything on bad input
                 return Reject(image.key, *_why(error, name))
-            orientation, broken = _orientation(opened)
-            flags = facts | (FLAGS["bad-metadata"] if broken or seen.count else 0)
-            if opened.width * opened.height > _WARN_PIXELS:
-                flags |= FLAGS["large"]
+            flags |= FLAGS["bad-metadata"] if broken or seen.count else 0
+            flags |= FLAGS["large"] if width * height > _WARN_PIXELS else 0
         return Record(
-            data, image.key, image.label, opened.width, opened.height,
+            data, image.key, image.label, width, height,
             FORMAT_CODES.get(opened.format or "", 0), MODE_CODES.get(opened.mode, MODE_CODES["other"]),
             orientation, flags,
         )  # fmt: skip
 
 
 def _read_whole(fd: int, image: SourceImage) -> bytes | Reject:
+    # One byte more than expected: that the file has grown, or has not, shows without a second call.
+    data = os.read(fd, image.size + 1) if image.size > 0 else b""
+    return data if data and len(data) == image.size else _read_patiently(fd, image, data)
+
+
+def _read_patiently(fd: int, image: SourceImage, data: bytes) -> bytes | Reject:
+    """Whatever is not a regular file of the expected size, read in one go."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return Reject(image.key, "not-a-file", "a folder, pipe, socket or device")
     if status.st_size > MAX_VALUE_BYTES:
         return Reject(image.key, "too-large", f"{status.st_size:,} bytes")
     expected = status.st_size if image.size == UNKNOWN else image.size
-    # One byte more than expected: a file that has grown shows, without a second call.
-    data = os.read(fd, expected + 1)
-    while 0 < len(data) < expected:
+    while len(data) <= expected:
         more = os.read(fd, expected + 1 - len(data))
         if not more:
             break
         data += more
-    if len(data) != expected or status.st_size != expected:
+    if len(data) != expected:
         return Reject(image.key, "changed", f"{expected:,} bytes when scanned, {status.st_size:,} when read")
     return data
 
@@ -174,7 +181,15 @@ def _facts(image: Image.Image, data: bytes) -> int:
 def _is_16_bit(image: Image.Image, data: bytes) -> bool:
     if image.format == "PNG":  # Pillow opens 16-bit colour as 8 bits
         return bool(_PNG_HEADER.unpack_from(data)[2] == 16)
-    return image.mode.startswith(("I", "F")) or any("16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+    return image.mode.startswith(("I", "F")) or any(_has_16_bits(tile[3]) for tile in getattr(image, "tile", ()))
+
+
+def _has_16_bits(arguments: Any) -> bool:
+    """Whether a Pillow tile is stored in a raw mode such as "RGB;16B", or (PPM) up to a value above 255."""
+    raw_mode, *rest = arguments if isinstance(arguments, tuple) and arguments else (arguments,)
+    if not isinstance(raw_mode, str):
+        return False
+    return "16" in raw_mode or (raw_mode == "RGB" and len(rest) == 1 and isinstance(rest[0], int) and rest[0] > 255)
 
 
 def _orientation(image: Image.Image) -> tuple[int, bool]:

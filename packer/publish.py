@@ -34,20 +34,29 @@ class PrivateFile:
 
     Attributes:
         path: The private name.
-        file: Open for reading and writing, binary, buffered.
+        fd: Open for reading and writing.
     """
 
     def __init__(self, folder: str, mode: int) -> None:
-        fd, self.path = tempfile.mkstemp(dir=folder, prefix="tmp-")  # created exclusively, mode 0600
-        self.file: IO[bytes] = os.fdopen(fd, "r+b", buffering=1 << 20)
+        self.fd, self.path = tempfile.mkstemp(dir=folder, prefix="tmp-")  # created exclusively, mode 0600
         self._mode = mode
+
+    def write_at(self, offset: int, data: bytes | bytearray) -> None:
+        """Write all of ``data`` at ``offset``."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self.fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def truncate(self, size: int) -> None:
+        """Set the file's size in bytes."""
+        os.ftruncate(self.fd, size)
 
     def publish(self, final: str) -> None:
         """Make the content durable and visible as ``final``; an existing file there is kept."""
-        self.file.flush()
-        os.fchmod(self.file.fileno(), self._mode)
-        os.fsync(self.file.fileno())
-        self.file.close()
+        os.fchmod(self.fd, self._mode)
+        os.fsync(self.fd)
+        self._close()
         try:
             os.link(self.path, final)
         except FileExistsError:
@@ -56,8 +65,6 @@ class PrivateFile:
             if error.errno not in _NO_LINKS:
                 raise
             os.replace(self.path, final)
-        else:
-            pass
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         # The name is safe only when the folder is: a rename may be lost at power failure although the data are not.
@@ -66,9 +73,14 @@ class PrivateFile:
     def discard(self) -> None:
         """Drop the file; never raises, since it runs while another error is on its way."""
         with contextlib.suppress(OSError):
-            self.file.close()
+            self._close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+
+    def _close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class OutputFolder:
@@ -95,7 +107,8 @@ class OutputFolder:
             raise PackUsageError(f"output {self.path!r} is not a folder")
         if os.path.isdir(self.path) and os.listdir(self.path) and not (self.is_finished or self.is_started):
             raise PackUsageError(
-                f"output {self.path!r} is not empty and holds no packed set: it is left alone. Give an empty or new folder"
+                f"output {self.path!r} is not empty and holds no packed set: it is left alone. "
+                "Give an empty or a new folder"
             )
 
     @property
@@ -201,7 +214,7 @@ class OutputFolder:
                 os.unlink(final)
         private = self.private_file()
         try:
-            private.file.write(data)
+            private.write_at(0, data)
             self._publish(private, final)
         except BaseException:
             private.discard()

@@ -9,7 +9,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from readers.layout import FLAGS, FORMAT_NAMES, MODE_NAMES
+from readers.layout import FLAGS, FORMAT_CODES, FORMAT_NAMES, MODE_NAMES
 
 from .ingest import Ingest
 from .items import Record, Reject
@@ -95,11 +95,10 @@ def _write(job: ShardJob, workspace: Workspace, number: int, private: PrivateFil
 def _hash(private: PrivateFile) -> tuple[int, str]:
     """(size, BLAKE3) of the file; read back in pieces, since mapping it would count as memory."""
     hasher, size, buffer = blake3(), 0, bytearray(_HASH_READ_BYTES)
-    private.file.flush()
-    private.file.seek(0)
-    while length := private.file.readinto(buffer):  # type: ignore[attr-defined]
-        hasher.update(memoryview(buffer)[:length])
-        size += length
+    with open(private.path, "rb", buffering=0) as file:
+        while length := file.readinto(buffer):
+            hasher.update(memoryview(buffer)[:length])
+            size += length
     return size, hasher.hexdigest()
 
 
@@ -136,7 +135,8 @@ class _Counts:
         self._classes[record.label] += 1
         self._formats[record.format] += 1
         self._modes[record.mode] += 1
-        self._orientations[record.orientation] += 1
+        if record.format != FORMAT_CODES["TIFF"]:  # which Pillow turns upright by itself
+            self._orientations[record.orientation] += 1
         self._flags[record.flags] += 1
 
     def to_json(self) -> dict[str, dict[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from readers.layout import key_to_str, shuffle_key
 
@@ -14,7 +15,7 @@ __all__ = ["shuffled"]
 
 def shuffled(images: Iterable[SourceImage], seed: int, scratch: Scratch) -> Iterator[SourceImage]:
     """Yield ``images`` in the order of `layout.shuffle_key`, ties by key; sorts through scratch files."""
-    rows = (
+    rows: Iterator[list[Any]] = (
         [shuffle_key(image.key, seed).hex(), key_to_str(image.key), image.label, image.size, image.mtime_ns]
         for image in images
     )

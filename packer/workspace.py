@@ -1,13 +1,12 @@
 """The plan and the receipts in ``OUT/.pack``: what lets an interrupted run continue.
 
-The plan is one file of JSON lines a shard; a receipt says that a shard is published, and what it holds.
+The plan is one file a shard, one line a candidate; a receipt says that a shard is published, and what it holds.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final
@@ -20,9 +19,11 @@ from .errors import PackError
 from .items import SourceImage
 from .publish import OutputFolder, read_json
 
-__all__ = ["Plan", "Workspace", "listing_digest"]
+__all__ = ["ListingDigest", "Plan", "Workspace"]
 
 _PLAN: Final = ".pack/plan.json"
+_LINES_PER_UPDATE: Final = 256
+_ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
 Assigned = Iterable[tuple[int, SourceImage]]
 
 
@@ -34,7 +35,7 @@ class Plan:
         shards: Number of shards.
         found: Candidates in all.
         source_bytes: Sum of their sizes as scanned; 0 where sizes were not looked up.
-        listing: BLAKE3 of the listing (see `listing_digest`).
+        listing: BLAKE3 of the listing (see `ListingDigest`).
         facts: What the run must agree with to be continued: options, classes.
         notes: What the scan passed over, for the report.
     """
@@ -47,9 +48,27 @@ class Plan:
     notes: dict[str, Any]
 
 
-def listing_digest() -> Any:
-    """Hasher for a listing: feed it `SourceImage` lines ``key, NUL, size, newline`` in packing order."""
-    return blake3()
+class ListingDigest:
+    """BLAKE3 of a listing: a line ``key, NUL, size, newline`` a candidate, in packing order."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+        self._lines: list[bytes] = []
+
+    def add(self, image: SourceImage) -> None:
+        """Take in the next candidate."""
+        self._lines.append(b"%b\0%d\n" % (image.key, image.size))
+        if len(self._lines) >= _LINES_PER_UPDATE:
+            self._update()
+
+    def hexdigest(self) -> str:
+        """64 hex digits."""
+        self._update()
+        return self._hasher.hexdigest()
+
+    def _update(self) -> None:
+        self._hasher.update(b"".join(self._lines))
+        self._lines.clear()
 
 
 class Workspace:
@@ -99,10 +118,6 @@ class Workspace:
         """The candidates of a shard, streamed from its piece of the plan."""
         return map(_image, self._lines(number))
 
-    def planned_bytes(self, number: int) -> int:
-        """Size of a shard's piece of the plan in bytes: a measure of how many candidates it has."""
-        return os.path.getsize(self._output.work_path(_piece_name(self._output, number)))
-
     def _lines(self, number: int) -> Iterator[bytes]:
         with self._piece(number, "rb") as file:
             yield from file
@@ -132,28 +147,34 @@ class _Totals:
         self.shards = 0
         self._found = 0
         self._bytes = 0
-        self._digest = listing_digest()
+        self._digest = ListingDigest()
 
     def add(self, image: SourceImage) -> None:
         self._found += 1
         self._bytes += max(image.size, 0)
-        self._digest.update(b"%b\0%d\n" % (image.key, image.size))
+        self._digest.add(image)
 
     def plan(self, facts: dict[str, Any], notes: dict[str, Any]) -> Plan:
         return Plan(self.shards, self._found, self._bytes, self._digest.hexdigest(), facts, notes)
 
 
 def _piece_name(output: OutputFolder, number: int) -> str:
-    return output.work_name("plan", number, ".jsonl")
+    return output.work_name("plan", number, ".tsv")
 
 
 def _line(image: SourceImage) -> bytes:
-    return json.dumps([key_to_str(image.key), *image[1:]]).encode() + b"\n"
+    """A candidate as a line: label, size, mtime_ns and key, separated by tabs; the key may hold any byte."""
+    key, label, size, mtime_ns = image
+    if b"\\" in key or b"\n" in key:
+        key = key.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+    return b"%d\t%d\t%d\t%b\n" % (label, size, mtime_ns, key)
 
 
 def _image(line: bytes) -> SourceImage:
-    key, label, size, mtime_ns = json.loads(line)
-    return SourceImage(key.encode("utf-8", "surrogateescape"), label, size, mtime_ns)
+    label, size, mtime_ns, key = line[:-1].split(b"\t", 3)
+    if b"\\" in key:
+        key = _ESCAPE.sub(lambda match: b"\n" if match[1] == b"n" else b"\\", key)
+    return SourceImage(key, int(label), int(size), int(mtime_ns))
 
 
 def _difference(new: SourceImage | None, old: SourceImage | None) -> str:

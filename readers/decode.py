@@ -3,10 +3,11 @@
 RGB means what ``PIL.Image.open(file).convert("RGB")`` gives, with two exceptions, both chosen so that
 no mode surprises in training:
 
-- transparency is composited over white, in every mode that has it (Pillow's ``convert`` drops the
-  alpha channel and shows whatever colour lies hidden under it);
+- transparency is composited over white, in every mode in which Pillow finds it (its ``convert`` drops
+  the alpha channel and shows whatever colour lies hidden under it);
 - gray with 16 bits is scaled to 8 (``value >> 8``, as Pillow itself does for 16-bit colour), not clipped.
 
+TIFFs with an orientation come upright, since Pillow turns them while loading; other formats only on request.
 The first frame of an animation or page of a document is the image.
 """
 
@@ -64,18 +65,22 @@ class _PilDecoder:
     def __call__(self, data: bytes) -> Image.Image:
         with quiet_pillow(self._max_pixels):
             image = open_image(data, self._max_pixels)
+            image.load()  # first: Pillow turns TIFFs upright by itself here, and drops the tag
             turn = ORIENTATIONS.get(_orientation_or_0(image)) if self._exif_transpose else None
             rgb = to_rgb(image)
             return rgb if turn is None else rgb.transpose(turn)
 
 
-class _TensorDecoder(_PilDecoder):
+class _TensorDecoder:
     """Bytes -> uint8 tensor ``(3, H, W)``."""
+
+    def __init__(self, exif_transpose: bool, max_pixels: int | None) -> None:
+        self._to_pil = _PilDecoder(exif_transpose, max_pixels)
 
     def __call__(self, data: bytes) -> torch.Tensor:
         import torch
 
-        pixels = np.array(super().__call__(data))
+        pixels = np.array(self._to_pil(data))
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
@@ -88,13 +93,13 @@ def _orientation_or_0(image: Image.Image) -> int:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """An opened image in mode RGB, by the rule at the top of this module."""
+    if _is_16_bit_gray(image):  # first: Pillow clips these on the way to RGBA, too
+        return _gray_16_to_rgb(image)
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         flat = Image.new("RGB", rgba.size, _WHITE)
         flat.paste(rgba, mask=rgba.getchannel("A"))
         return flat
-    if _is_16_bit_gray(image):
-        return _gray_16_to_8(image).convert("RGB")
     return image.convert("RGB")
 
 
@@ -103,6 +108,10 @@ def _is_16_bit_gray(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
-def _gray_16_to_8(image: Image.Image) -> Image.Image:
+def _gray_16_to_rgb(image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.int64)
-    return Image.fromarray((np.clip(values, 0, 65535) >> 8).astype(np.uint8))
+    scaled = (np.clip(values, 0, 65535) >> 8).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        scaled[values == transparent] = 255
+    return Image.fromarray(scaled).convert("RGB")

@@ -35,6 +35,9 @@ _KEY_ROW: Final = struct.Struct("<16xQII")
 _MOST_DESCRIPTORS: Final = 1024
 _LEFT_TO_USER: Final = 2
 
+#: Fewer records than this are read one by one: gathering their rows at once would cost more.
+_FEW: Final = 16
+
 _crc32c = google_crc32c.value
 
 
@@ -108,12 +111,15 @@ class Shard:
 
     def rows(self) -> npt.NDArray[Any]:
         """The index: structured array ``(records,)`` of `layout.INDEX_DTYPE`; mapped, not copied, if in one block."""
-        parts = [
-            np.frombuffer(self._rows, INDEX_DTYPE, size // ROW_BYTES, start) for start, size in self._block_extents()
-        ]
+        parts = self._parts()
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.zeros(0, INDEX_DTYPE)
+
+    def _parts(self) -> list[npt.NDArray[Any]]:
+        return [
+            np.frombuffer(self._rows, INDEX_DTYPE, size // ROW_BYTES, start) for start, size in self._block_extents()
+        ]
 
     def image(self, position: int) -> tuple[bytes, int]:
         """(encoded image, label) of the record at ``position`` in ``[0, records)``.
@@ -121,28 +127,70 @@ class Shard:
         Raises:
             RecordCorruptError: The bytes do not match their checksum, or the file has become shorter.
         """
-        block, row = divmod(position, self._block_rows)
-        offset, length, crc, label = _IMAGE_ROW.unpack_from(self._rows, self._blocks[block] + row * ROW_BYTES)
-        return self._value(position, "image", offset, length, crc), label
+        offset, length, crc, label = _IMAGE_ROW.unpack_from(self._rows, self._row_start(position))
+        if offset + length <= self._values_bytes:
+            file = self._file or _reopen(self)  # held until the read is done: eviction must not close it
+            data = pread(file.fd, length, self._base + offset)
+            if _crc32c(data) == crc:
+                return data, label
+        return self._second_look(position, "image", offset, length, crc), label
+
+    def images(self, positions: npt.NDArray[np.int64]) -> tuple[list[bytes], list[int]]:
+        """Encoded images and labels of several records, read in the order given.
+
+        Raises:
+            RecordCorruptError: As for `image`.
+        """
+        if len(positions) < _FEW:
+            pairs = [self.image(position) for position in positions.tolist()]
+            return [data for data, _ in pairs], [label for _, label in pairs]
+        rows = self._picked(positions)
+        offsets, lengths = rows["image_offset"].tolist(), rows["image_length"].tolist()
+        file = self._file or _reopen(self)
+        base, limit, fd = self._base, self._values_bytes, file.fd
+        images = []
+        for place, (offset, length, crc) in enumerate(
+            zip(offsets, lengths, rows["image_crc32c"].tolist(), strict=True)
+        ):
+            data = pread(fd, length, base + offset) if offset + length <= limit else b""
+            if _crc32c(data) != crc:
+                data = self._second_look(int(positions[place]), "image", offset, length, crc)
+            images.append(data)
+        return images, rows["label"].tolist()
+
+    def _picked(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Copies of the index rows at ``positions``."""
+        parts = self._parts()
+        if len(parts) == 1:
+            picked: npt.NDArray[Any] = parts[0][positions]
+            return picked
+        blocks, rows = np.divmod(positions, self._block_rows)
+        picked = np.empty(len(positions), INDEX_DTYPE)
+        for block in np.unique(blocks).tolist():
+            inside = blocks == block
+            picked[inside] = parts[block][rows[inside]]
+        return picked
 
     def key(self, position: int) -> bytes:
         """Key of the record at ``position``."""
-        block, row = divmod(position, self._block_rows)
-        offset, length, crc = _KEY_ROW.unpack_from(self._rows, self._blocks[block] + row * ROW_BYTES)
-        return self._value(position, "key", offset, length, crc)
+        offset, length, crc = _KEY_ROW.unpack_from(self._rows, self._row_start(position))
+        return self._second_look(position, "key", offset, length, crc)
 
-    def _value(self, position: int, field: str, offset: int, length: int, crc: int) -> bytes:
-        if offset + length > self._values_bytes:
-            raise self._corrupt(position, field, 0, length)
-        file = self._file
-        if file is None:
-            file = _reopen(self)
-        data = pread(file.fd, length, self._base + offset)
-        if len(data) != length:
-            data = _read_rest(file.fd, data, length, self._base + offset)
-        if _crc32c(data) != crc:
-            raise self._corrupt(position, field, len(data), length)
-        return data
+    def _row_start(self, position: int) -> int:
+        if position < self._block_rows:
+            return self._blocks[0] + position * ROW_BYTES
+        block, row = divmod(position, self._block_rows)
+        return self._blocks[block] + row * ROW_BYTES
+
+    def _second_look(self, position: int, field: str, offset: int, length: int, crc: int) -> bytes:
+        """Read a value patiently: a short read is finished, and what stays wrong is reported."""
+        data = b""
+        if offset + length <= self._values_bytes:
+            file = self._file or _reopen(self)
+            data = _read_whole(file.fd, length, self._base + offset)
+            if _crc32c(data) == crc and len(data) == length:
+                return data
+        raise self._corrupt(position, field, len(data), length)
 
     def _corrupt(self, position: int, field: str, found: int, length: int) -> RecordCorruptError:
         key = None if field == "key" else self._key_or_none(position)
@@ -176,8 +224,9 @@ class Shard:
         return f"Shard({self.path!r}, {self.records:,} records)"
 
 
-def _read_rest(fd: int, data: bytes, length: int, offset: int) -> bytes:
-    """Finish a short read: a signal, or a network file system; stops at the end of the file."""
+def _read_whole(fd: int, length: int, offset: int) -> bytes:
+    """``length`` bytes, or fewer at the end of the file; goes on after short reads (signals, network file systems)."""
+    data = b""
     while len(data) < length:
         more = pread(fd, length - len(data), offset + len(data))
         if not more:

@@ -7,15 +7,17 @@ allow-list, the same pixel cap and the same silence.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import threading
 import warnings
 from collections.abc import Iterator
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from PIL import Image
+from PIL import Image, ImageFile, UnidentifiedImageError
 
-__all__ = ["ORIENTATIONS", "open_image", "orientation_of", "quiet_pillow", "sniff"]
+__all__ = ["DEFAULT_MAX_PIXELS", "ORIENTATIONS", "open_image", "orientation_of", "quiet_pillow", "sniff"]
 
 #: EXIF orientation -> the transposition that shows the picture upright. Source: ``PIL.ImageOps.exif_transpose``.
 ORIENTATIONS: Final = {
@@ -27,6 +29,9 @@ ORIENTATIONS: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+#: Pillow's limit as shipped: larger images are a DecompressionBombError.
+DEFAULT_MAX_PIXELS: Final = 178_956_970
+
 _ORIENTATION_TAG: Final = 0x0112
 
 # Pillow's own tests for the formats on the allow-list, first bytes only.
@@ -45,6 +50,10 @@ _MAGIC: Final = (
     (b"\xff\x4f\xff\x51", "JPEG2000"),
     (b"\x00\x00\x00\x0cjP  \x0d\x0a\x87\x0a", "JPEG2000"),
 )
+#: A filter as ``warnings.filterwarnings("always", module=r"PIL\.")`` would make it.
+_PILLOW_ALWAYS: Final = ("always", None, Warning, re.compile(r"PIL\."), 0)
+_PILLOW_PATH: Final = os.sep + "PIL" + os.sep
+
 _PPM_KINDS: Final = b"123456fFy"
 _AVIF_BRANDS: Final = (b"avif", b"avis", b"mif1", b"msf1")
 
@@ -77,7 +86,7 @@ def open_image(data: bytes, max_pixels: int | None = None) -> Image.Image:
     """
     name = sniff(data)
     if name is None:
-        raise Image.UnidentifiedImageError("not an image of a known format")
+        raise UnidentifiedImageError("not an image of a known format")
     image = Image.open(BytesIO(data), formats=(name,))
     if max_pixels is not None and image.width * image.height > max_pixels:
         raise Image.DecompressionBombError(
@@ -110,15 +119,16 @@ _restore = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
-def quiet_pillow(max_pixels: int | None = None) -> Iterator[_Seen]:
+def quiet_pillow(max_pixels: int | None = None, *, strict: bool = False) -> Iterator[_Seen]:
     """Keep Pillow's warnings from the log, and from becoming errors, while decoding.
 
-    Warnings issued by other modules pass as before. Filters and Pillow's pixel limit are global to the
-    process, so the first thread in sets them and the last one out puts back what it found.
+    Warnings issued by other modules pass as before. Pillow's switches are global to the process, so the first
+    thread in sets them and the last one out puts back what it found; threads that are inside at the same
+    time must agree on the arguments.
 
     Args:
-        max_pixels: The limit that `open_image` is called with: Pillow's own makes way for it. Threads that
-            are inside at the same time must agree on it.
+        max_pixels: The limit that `open_image` is called with: Pillow's own makes way for it.
+        strict: Truncated images are errors, whatever ``ImageFile.LOAD_TRUNCATED_IMAGES`` says.
 
     Yields:
         An object whose ``count`` is the number of warnings in this thread since entering, those about many
@@ -128,7 +138,7 @@ def quiet_pillow(max_pixels: int | None = None) -> Iterator[_Seen]:
     with _lock:
         _users += 1
         if _users == 1:
-            _enter(max_pixels)
+            _enter(max_pixels, strict)
     _seen.count = 0
     try:
         yield _seen
@@ -139,18 +149,36 @@ def quiet_pillow(max_pixels: int | None = None) -> Iterator[_Seen]:
                 _restore.close()
 
 
-def _enter(max_pixels: int | None) -> None:
-    _restore.enter_context(warnings.catch_warnings())
-    show = warnings.showwarning
+def _enter(max_pixels: int | None, strict: bool) -> None:
+    # Not warnings.catch_warnings(): entering and leaving it voids every module's record of warnings already
+    # shown, so that a warning of the user's own code would appear once a sample instead of once.
+    filters = cast("list[Any]", warnings.filters)
+    filters.insert(0, _PILLOW_ALWAYS)
+    _restore.callback(_without_error, filters.remove, _PILLOW_ALWAYS)
+    _swap(warnings, "showwarning", _count_or(warnings.showwarning))
+    if max_pixels is not None:
+        _swap(Image, "MAX_IMAGE_PIXELS", max_pixels)  # Pillow raises above twice this number, `open_image` above it
+    if strict:
+        _swap(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+
+
+def _swap(module: Any, name: str, value: Any) -> None:
+    _restore.callback(setattr, module, name, getattr(module, name))
+    setattr(module, name, value)
+
+
+def _without_error(function: Any, argument: Any) -> None:
+    with contextlib.suppress(ValueError):  # somebody has reset the filters meanwhile
+        function(argument)
+
+
+def _count_or(show: Any) -> Any:
+    """A ``warnings.showwarning`` that counts Pillow's warnings and hands on all others."""
 
     def count_or_show(message: Any, category: Any, filename: str, *rest: Any, **named: Any) -> None:
-        if "PIL" in filename:
+        if _PILLOW_PATH in filename:
             _seen.count += not issubclass(category, Image.DecompressionBombWarning)
         else:
             show(message, category, filename, *rest, **named)
 
-    warnings.showwarning = count_or_show
-    warnings.filterwarnings("always", module=r"PIL\.")
-    if max_pixels is not None:
-        _restore.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
-        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow raises above twice this number, `open_image` above it
+    return count_or_show

@@ -27,6 +27,7 @@ _DB = struct.Struct(
 )  # pad (page size in the free list's), flags, depth, branch, leaf, overflow, entries, root
 _META_TAIL = struct.Struct("<QQ")  # last page, transaction id
 _U64 = struct.Struct("<Q")
+_NO_PAGE: Final = 2**64 - 1  # the root of an empty database
 _MAX_DEPTH: Final = 32
 _MIN_PAGE, _MAX_PAGE = 512, 65536
 
@@ -60,6 +61,8 @@ class LmdbFile:
     def find(self, key: bytes) -> Place | None:
         """Place of a key's value, or None."""
         number = self._root
+        if number == _NO_PAGE:
+            return None
         for _ in range(_MAX_DEPTH):
             page = self._cached_page(number)
             nodes = self._nodes(page)
@@ -72,7 +75,8 @@ class LmdbFile:
 
     def items(self) -> Iterator[tuple[bytes, Place]]:
         """Every (key, place) in key order; holds one page a level of the tree."""
-        yield from self._walk(self._root, 0)
+        if self._root != _NO_PAGE:
+            yield from self._walk(self._root, 0)
 
     def _walk(self, number: int, depth: int) -> Iterator[tuple[bytes, Place]]:
         if depth >= _MAX_DEPTH:

@@ -39,7 +39,8 @@ def shard_loader(
     Raises:
         TypeError: Samples would be PIL images, which do not collate; the message says what to add.
     """
-    if "collate_fn" not in options:
+    batched = batch_size is not None or "batch_sampler" in options
+    if "collate_fn" not in options and batched:
         _check_collates(dataset)
         options["collate_fn"] = collate
     workers = _default_workers() if num_workers is None else num_workers

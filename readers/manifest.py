@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
 
 from .errors import ManifestError, ShardCorruptError, ShardNotFoundError, UnfinishedSetError
 from .layout import (
@@ -61,9 +65,11 @@ class Manifest:
     shard_ids: tuple[str, ...]
     shard_blake3s: tuple[str, ...]
     _ends: list[int] = field(init=False, repr=False, compare=False)
+    _end_array: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ends", list(accumulate(self.shard_records)))
+        object.__setattr__(self, "_end_array", np.array(self._ends, np.int64))
 
     @property
     def set_id(self) -> str:
@@ -82,6 +88,18 @@ class Manifest:
         """(shard number, position in the shard) of a sample index in ``[0, records)``."""
         number = bisect_right(self._ends, index)
         return number, index - self._ends[number] + self.shard_records[number]
+
+    def locate_sorted(self, indices: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice, npt.NDArray[np.int64]]]:
+        """Group ascending sample indices by shard.
+
+        Yields:
+            (shard number, which of ``indices`` lie in it, their positions there).
+        """
+        numbers = np.searchsorted(self._end_array, indices, "right")
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(indices)]
+        for start, stop in pairwise(edges if len(indices) else []):
+            number = int(numbers[start])
+            yield number, slice(start, stop), indices[start:stop] - self.first_index(number)
 
     def first_index(self, number: int) -> int:
         """Sample index of a shard's first record."""
@@ -195,7 +213,7 @@ def _why_unfinished(root: str) -> str:
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:
     try:
-        value = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        value = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{path}: damaged: not the JSON that pack writes ({error})") from error
     if not isinstance(value, dict):
@@ -214,6 +232,13 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is not a number")
+    return number
+
+
 def check_requirements(requires: Iterable[str], version: int, where: str) -> None:
     """Refuse what this reader does not know.
 
@@ -226,7 +251,7 @@ def check_requirements(requires: Iterable[str], version: int, where: str) -> Non
         )
     unknown = sorted(set(requires) - _KNOWN_REQUIREMENTS)
     if unknown:
-        raise ManifestError(f"{where}: needs {unknown[0]!r}, unknown to this reader. Upgrade shardpack")
+        raise ManifestError(f"{where}: needs {unknown[0][:40]!r}, unknown to this reader. Upgrade shardpack")
 
 
 def _check_version(members: _Members) -> None:
@@ -248,6 +273,8 @@ def _check_sums(manifest: Manifest, members: _Members) -> None:
                             f"the manifest says {manifest.records:,}")  # fmt: skip
     if manifest.class_counts is not None and sum(manifest.class_counts) != manifest.records:
         raise ManifestError(f"{members.path}: damaged: class_counts do not add up to records")
+    if manifest.classes is not None and len(set(manifest.classes)) != len(manifest.classes):
+        raise ManifestError(f"{members.path}: damaged: a class name appears twice")
     if members.string("set_id") != manifest.set_id:
         raise ManifestError(f"{members.path}: damaged: set_id does not match the shard columns")
 

@@ -25,6 +25,7 @@ __all__ = ["Hdf5Writer"]
 
 _USER_BLOCK: Final = 4096
 _ALIGNMENT: Final = 64
+_WRITE_BYTES: Final = 1 << 20
 # Pinned, so that the same input gives the same bytes with any later libhdf5.
 _LIBVER: Final = ("v110", "v110")
 
@@ -33,33 +34,42 @@ class Hdf5Writer(ShardWriter):
     """Writes one HDF5 shard: ``/data`` (uint8) and ``/index`` (one row a record)."""
 
     def __init__(self, private: PrivateFile) -> None:
-        self._file = private.file
+        self._private = private
         self._rows = IndexRows()
         self._at = 0  # in /data
         self._data_offset = _data_offset()
-        self._file.seek(self._data_offset)
+        self._waiting: list[bytes] = []
+        self._written = 0  # of what has been added
 
     def add(self, record: Record) -> None:
         """Append image and key, side by side."""
         key_at = self._at + len(record.image)
         self._rows.add(record, self._at, key_at)
-        self._file.write(record.image)
-        self._file.write(record.key)
+        self._waiting += (record.image, record.key)
         self._at = key_at + len(record.key)
+        if self._at - self._written >= _WRITE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what has been added: in large pieces, since small images would cost two calls each."""
+        self._private.write_at(self._data_offset + self._written, b"".join(self._waiting))
+        self._waiting.clear()
+        self._written = self._at
 
     def finish(self) -> Finished:
         """Put HDF5's structure, the index and last the header around the values."""
+        self._write()
         finished = self._rows.finished()
         skeleton = _skeleton(finished.payload_bytes, finished.records)
         assert finished.records == 0 or skeleton.data_offset == self._data_offset
         for offset, data in skeleton.pieces:
-            self._file.seek(offset)
-            self._file.write(data)
-        self._file.seek(skeleton.index_offset)
+            self._private.write_at(offset, data)
+        index_at = skeleton.index_offset
         for block in self._rows.blocks:
-            self._file.write(block)
+            self._private.write_at(index_at, block)
+            index_at += len(block)
         self._write_header(finished, skeleton)
-        self._file.truncate(skeleton.total_bytes)
+        self._private.truncate(skeleton.total_bytes)
         return finished
 
     def _write_header(self, finished: Finished, skeleton: _Skeleton) -> None:
@@ -72,8 +82,7 @@ class Hdf5Writer(ShardWriter):
             )
         )
         assert HDF5_PREFIX.size + len(data) <= _USER_BLOCK
-        self._file.seek(0)
-        self._file.write(HDF5_PREFIX.pack(HDF5_MAGIC, len(data), google_crc32c.value(data)) + data)
+        self._private.write_at(0, HDF5_PREFIX.pack(HDF5_MAGIC, len(data), google_crc32c.value(data)) + data)
 
     def abandon(self) -> None:
         """Nothing is held but the private file."""

@@ -106,7 +106,7 @@ class LmdbWriter(ShardWriter):
         return canonical_json(header("lmdb", finished, block_rows=BLOCK_ROWS))
 
     def _fill_in_places(self) -> Finished:
-        fd = self._private.file.fileno()
+        fd = self._private.fd
         pages = LmdbFile(lambda length, offset: os.pread(fd, length, offset), os.fstat(fd).st_size)
         targets: dict[bytes, int] = {}
         for key, place in pages.items():
@@ -117,18 +117,11 @@ class LmdbWriter(ShardWriter):
                 targets[key] = place.offset
         finished = self._rows.finished()
         # Same lengths as before, so overwriting is safe: only shard_id and offsets have changed.
-        _write_at(fd, targets[b"header"], self._header(finished))
+        self._private.write_at(targets[b"header"], self._header(finished))
         for number, block in enumerate(self._rows.blocks):
             assert len(block) <= BLOCK_ROWS * ROW_BYTES
-            _write_at(fd, targets[b"index/%06d" % number], block)
+            self._private.write_at(targets[b"index/%06d" % number], block)
         return finished
-
-
-def _write_at(fd: int, offset: int, data: bytes | bytearray) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from .header import MAX_HEADER_BYTES, Geometry, Read, ShardFormatError, natural,
 
 __all__ = ["locate"]
 
+_MOST_ROWS = 1 << 32
+
 
 def locate(read: Read, file_bytes: int) -> Geometry:
     """Find index and values of an LMDB shard.
@@ -28,7 +30,7 @@ def _locate(file: LmdbFile, read: Read, file_bytes: int) -> Geometry:
     place = _find(file, b"header", MAX_HEADER_BYTES)
     header = parse_header(read(place.length, place.offset), "lmdb")
     records = natural(header, "records", file_bytes // ROW_BYTES)
-    block_rows = max(natural(header, "block_rows", file_bytes), 1)
+    block_rows = max(natural(header, "block_rows", _MOST_ROWS), 1)
     blocks = tuple(
         _find(file, b"index/%06d" % number, exactly=min(block_rows, records - first) * ROW_BYTES).offset
         for number, first in enumerate(range(0, records, block_rows))
