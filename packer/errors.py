@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["PackError", "PackUsageError", "TooManyRejectsError"]
+__all__ = ["PackError", "PackUsageError", "PlanDiffersError", "TooManyRejectsError"]
 
 
 class PackError(Exception):
@@ -21,3 +21,7 @@ class PackUsageError(PackError, ValueError):
 
 class TooManyRejectsError(PackError):
     """More files were rejected than ``--max-rejects`` allows."""
+
+
+class PlanDiffersError(PackError):
+    """The source or the options are not those that the set in the output folder was begun with."""

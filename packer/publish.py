@@ -119,7 +119,7 @@ class OutputFolder:
     @property
     def is_started(self) -> bool:
         """A run has begun here and not finished."""
-        return os.path.isfile(os.path.join(self.work, "lock"))
+        return os.path.isdir(self.work)
 
     def _is_ours(self) -> bool:
         with open(os.path.join(self.path, MANIFEST_NAME), "rb") as file:
@@ -149,7 +149,7 @@ class OutputFolder:
         """Drop the work folder: the set is finished."""
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def clear(self) -> None:
+    def clear_set(self) -> None:
         """Delete the set that is here: its manifest first, then every file of it, and nothing else."""
         for name in (MANIFEST_NAME, REJECTS_NAME):
             with contextlib.suppress(FileNotFoundError):
@@ -157,7 +157,6 @@ class OutputFolder:
         _fsync_folder(self.path)
         for path in self._shard_files():
             os.unlink(path)
-        self.clear_work()
 
     def clear_work(self) -> None:
         """Delete plan, receipts and temporary files of an earlier run; the lock stays."""
@@ -232,11 +231,16 @@ class OutputFolder:
         """Path of a name in the output folder."""
         return os.path.join(self.path, *name.split("/"))
 
-    def append_stream(self, name: str) -> IO[bytes]:
-        """Open a work file for streaming; durable only after `sync_file`."""
+    @contextlib.contextmanager
+    def stream(self, name: str) -> Iterator[IO[bytes]]:
+        """A work file to write as data come; on disk when the block ends."""
         path = self.work_path(name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return open(path, "wb")
+        _make_folders(os.path.dirname(path), self.path)
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _fsync_folder(os.path.dirname(path))
 
 
 def _make_folders(folder: str, top: str) -> None:

@@ -15,7 +15,7 @@ from readers.manifest import Manifest
 
 from .classes import labels_for
 from .engines import run_shards
-from .errors import PackError, PackUsageError, TooManyRejectsError
+from .errors import PackError, PackUsageError, PlanDiffersError, TooManyRejectsError
 from .finished import compare_finished
 from .items import SourceImage
 from .options import PackOptions
@@ -86,16 +86,18 @@ class _Run:
     def __call__(self) -> PackReport:
         self._output.check()
         with self._output.open():
-            if self._options.overwrite:
-                self._output.clear()
-            if self._output.is_finished:
+            if self._output.is_finished and not self._options.overwrite:
                 return self._already_done()
-            with translate_os_errors(self._out):
-                plan = self._plan()
-                self._check_space(plan)
-                tallies, columns, resumed = self._pack_shards(plan)
-                manifest = self._publish_manifest(plan, tallies, columns)
-                self._output.finish()
+            try:
+                with translate_os_errors(self._out):
+                    plan = self._plan()
+                    self._check_space(plan)
+                    tallies, columns, resumed = self._pack_shards(plan)
+                    manifest = self._publish_manifest(plan, tallies, columns)
+            except BaseException:
+                self._output.clear_temporaries()  # of workers that are dead by now
+                raise
+            self._output.finish()
         return PackReport.make(
             self._out,
             manifest,
@@ -109,16 +111,26 @@ class _Run:
 
     def _plan(self) -> Plan:
         stored = self._workspace.stored_plan()
-        if stored is None:
-            self._output.clear_work()
-            plan = self._workspace.write_plan(self._assigned(), self._facts, self._notes)
-        else:
+        # Beside a finished set, a plan is left over from a run that was to replace it.
+        if stored is None or self._output.is_finished:
+            return self._begin()
+        try:
             _refuse_other_options(stored.facts, self._facts)
             self._output.clear_temporaries()
-            plan = self._workspace.compare_plan(self._assigned(), stored, self._notes)
+            return self._workspace.compare_plan(self._assigned(), stored, self._notes)
+        except PlanDiffersError:
+            if not self._options.overwrite:
+                raise
+            return self._begin()
+
+    def _begin(self) -> Plan:
+        self._output.clear_work()
+        plan = self._workspace.write_plan(self._assigned(), self._facts, self._notes)
         if not plan.found:
             self._output.leave_empty()
             raise PackError(self._why_empty())
+        if self._options.overwrite:
+            self._output.clear_set()
         return plan
 
     def _assigned(self) -> Iterator[tuple[int, SourceImage]]:
@@ -327,7 +339,7 @@ def _check_paths(source: str, out: str) -> None:
 def _refuse_other_options(stored: dict[str, Any], now: dict[str, Any]) -> None:
     for name, value in now.items():
         if stored.get(name) != value:
-            raise PackError(
+            raise PlanDiffersError(
                 f"this set was begun with other options: {name} was {_short(stored.get(name))}, is {_short(value)}. "
                 "Use the same options, or start again with --overwrite"
             )

@@ -9,13 +9,13 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from blake3 import blake3
 
 from readers.layout import canonical_json, key_to_str
 
-from .errors import PackError
+from .errors import PlanDiffersError
 from .items import SourceImage
 from .publish import OutputFolder, read_json
 
@@ -88,7 +88,7 @@ class Workspace:
         """Write the plan, shard by shard as the scan goes; ``notes()`` is asked when it is through."""
         totals = _Totals()
         for number, images in itertools.groupby(assigned, key=lambda pair: pair[0]):
-            with self._piece(number, "wb") as file:
+            with self._output.stream(_piece_name(self._output, number)) as file:
                 for _, image in images:
                     totals.add(image)
                     file.write(_line(image))
@@ -102,14 +102,16 @@ class Workspace:
         """Scan again and compare with the stored plan.
 
         Raises:
-            PackError: The source has changed; names the first difference.
+            PlanDiffersError: The source has changed; names the first difference.
         """
         totals = _Totals()
         old_lines = (line for number in range(stored.shards) for line in self._lines(number))
         for pair, old in itertools.zip_longest(assigned, old_lines):
             new = None if pair is None else _line(pair[1])
             if new != old:
-                raise PackError(_difference(None if pair is None else pair[1], None if old is None else _image(old)))
+                raise PlanDiffersError(
+                    _difference(None if pair is None else pair[1], None if old is None else _image(old))
+                )
             totals.add(pair[1])
         totals.shards = stored.shards
         return totals.plan(stored.facts, notes())
@@ -119,14 +121,8 @@ class Workspace:
         return map(_image, self._lines(number))
 
     def _lines(self, number: int) -> Iterator[bytes]:
-        with self._piece(number, "rb") as file:
+        with open(self._output.work_path(_piece_name(self._output, number)), "rb") as file:
             yield from file
-
-    def _piece(self, number: int, mode: str) -> IO[bytes]:
-        name = _piece_name(self._output, number)
-        if mode == "wb":
-            return self._output.append_stream(name)
-        return open(self._output.work_path(name), "rb")
 
     # -- receipts
 

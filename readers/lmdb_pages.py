@@ -55,6 +55,8 @@ class LmdbFile:
         self._read = read
         self._file_bytes = file_bytes
         self.page_bytes = self._page_size()
+        if file_bytes < 2 * self.page_bytes:
+            raise LmdbPageError("shorter than LMDB's two meta pages")
         self._root = self._newest_root()
         self._cache: dict[int, bytes] = {}
 
@@ -75,12 +77,15 @@ class LmdbFile:
 
     def items(self) -> Iterator[tuple[bytes, Place]]:
         """Every (key, place) in key order; holds one page a level of the tree."""
+        self._walked = 0
         if self._root != _NO_PAGE:
             yield from self._walk(self._root, 0)
 
     def _walk(self, number: int, depth: int) -> Iterator[tuple[bytes, Place]]:
-        if depth >= _MAX_DEPTH:
-            raise LmdbPageError("the tree is deeper than LMDB makes it")
+        self._walked += 1
+        # Pages that share children would make the walk exponential.
+        if depth >= _MAX_DEPTH or self._walked > self._file_bytes // self.page_bytes:
+            raise LmdbPageError("the tree is deeper or larger than LMDB makes it")
         page = self._page(number)
         for at, key in self._nodes(page):
             if _is_leaf(page):

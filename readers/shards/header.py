@@ -69,7 +69,8 @@ def parse_header(data: bytes, container: str) -> Mapping[str, Any]:
 def _check_layout(header: Mapping[str, Any]) -> None:
     if header["row_bytes"] != ROW_BYTES or header["row"] != row_layout():
         raise ShardFormatError("the index rows have a layout unknown to this reader. Upgrade shardpack")
-    if any(header["fields"].get(name) != kind for name, kind in FIELDS.items()):
+    fields = header["fields"]
+    if not isinstance(fields, dict) or any(fields.get(name) != kind for name, kind in FIELDS.items()):
         raise ShardFormatError("the fields are not those of format version 1")
     if not isinstance(header["shard_id"], str):
         raise ShardFormatError("shard_id is no text")
