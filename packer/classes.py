@@ -41,7 +41,7 @@ def _mapped_classes(path: str) -> list[str]:
         return _classes_of_set(path if os.path.isdir(path) else os.path.dirname(path) or ".")
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            names = file.read().splitlines()
+            names = file.read().split("\n")
     except OSError as error:
         raise PackUsageError(f"class map {path!r} cannot be read: {error.strerror}") from error
     while names and not names[-1]:

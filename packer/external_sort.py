@@ -35,22 +35,31 @@ def external_sort(
         in_memory: Rows held at once; no file is opened for as many or fewer.
     """
     iterator = iter(rows)
-    first = sorted(islice(iterator, in_memory), key=key)
-    if len(first) < in_memory:
-        yield from first
+    run = sorted(islice(iterator, in_memory + 1), key=key)
+    if len(run) <= in_memory:
+        yield from run
         return
     with ExitStack() as stack:
-        runs = [_spill(stack, scratch, first)]
-        del first
-        while run := sorted(islice(iterator, in_memory), key=key):
-            runs.append(_spill(stack, scratch, run))
-        del run
-        while len(runs) > _FAN_IN:
-            batch, runs = runs[:_FAN_IN], runs[_FAN_IN:]
-            runs.append(_spill(stack, scratch, heapq.merge(*map(_rows, batch), key=key)))
-            for file in batch:
-                file.close()
-        yield from heapq.merge(*map(_rows, runs), key=key)
+        levels: list[list[IO[bytes]]] = []
+        while run:
+            _keep(levels, 0, _spill(stack, scratch, run), stack, scratch, key)
+            run = sorted(islice(iterator, in_memory), key=key)
+        yield from heapq.merge(*(_rows(file) for level in levels for file in level), key=key)
+
+
+def _keep(
+    levels: list[list[IO[bytes]]], height: int, run: IO[bytes], stack: ExitStack, scratch: Scratch, key: Any
+) -> None:
+    """Add a run to its level; a full level becomes one run of the next, so that few files are open at once."""
+    if height == len(levels):
+        levels.append([])
+    levels[height].append(run)
+    if len(levels[height]) == _FAN_IN:
+        full, levels[height] = levels[height], []
+        merged = _spill(stack, scratch, heapq.merge(*map(_rows, full), key=key))
+        for file in full:
+            file.close()
+        _keep(levels, height + 1, merged, stack, scratch, key)
 
 
 def _spill(stack: ExitStack, scratch: Scratch, rows: Iterable[Any]) -> IO[bytes]:

@@ -116,15 +116,18 @@ class Ingest:
             return Reject(image.key, reason, error.strerror or "")
 
     def _look(self, image: SourceImage, data: bytes, name: str) -> Record | Reject:
-        with quiet_pillow(self._max_pixels, strict=True) as seen:
+        with quiet_pillow(strict=True) as seen:
             try:
                 opened = open_image(data, self._max_pixels)
                 width, height = opened.size  # before decoding, which may shrink it
                 flags = _facts(opened, data)
-                # Before decoding too: Pillow turns TIFFs upright while it loads them, and drops the tag.
-                orientation, broken = _orientation(opened)
+                # Pillow turns TIFFs upright while it loads them, and drops the tag; PNGs have it after the pixels.
+                early = self._check == "header" or opened.format == "TIFF"
+                orientation, broken = _orientation(opened, may_load=False) if early else (0, False)
                 if self._check == "decode":
                     _decode(opened)
+                if not early:
+                    orientation, broken = _orientation(opened)
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001  Pillow raises almost anything on bad input
@@ -192,10 +195,10 @@ def _has_16_bits(arguments: Any) -> bool:
     return "16" in raw_mode or (raw_mode == "RGB" and len(rest) == 1 and isinstance(rest[0], int) and rest[0] > 255)
 
 
-def _orientation(image: Image.Image) -> tuple[int, bool]:
+def _orientation(image: Image.Image, *, may_load: bool = True) -> tuple[int, bool]:
     """(EXIF orientation or 0, whether the metadata are broken)."""
     try:
-        return orientation_of(image), False
+        return orientation_of(image, may_load=may_load), False
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001  broken EXIF raises almost anything; the picture itself is good

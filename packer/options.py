@@ -16,7 +16,9 @@ __all__ = ["CHECKS", "LABELS", "PackOptions", "parse_size"]
 
 CHECKS: Final = ("decode", "header", "none")
 LABELS: Final = ("auto", "folders", "none")
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+# At most 20 digits and two of exponent: more would only be slow to refuse.
+_SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?(?:e\d{1,2})?)\s*(?:([kmgt])(i?b)?|b?)", re.IGNORECASE)
+_MOST_BYTES: Final = 2**63 - 1
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -26,23 +28,32 @@ def parse_size(value: str | int, name: str = "size") -> int:
     Raises:
         PackUsageError: Not a positive whole number of bytes.
     """
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None or isinstance(value, bool):
-        raise PackUsageError(f"{name} must be a size such as 256MiB, 2G or 1e9, got {value!r}")
-    number, power, suffix = match.groups()
-    unit = (1000 if suffix.lower() == "b" and power else 1024) ** _POWERS[power.lower()]
-    size = Fraction(number) * unit
-    if size < 1 or size.denominator != 1:
-        raise PackUsageError(f"{name} must be a whole number of bytes, at least 1, got {value!r}")
+    size = Fraction(value) if type(value) is int else _size_of(str(value).strip())
+    if size is None or size.denominator != 1 or not 1 <= size <= _MOST_BYTES:
+        raise PackUsageError(f"{name} must be a whole number of bytes, such as 256MiB, 2G or 1e9, got {_short(value)}")
     return int(size)
+
+
+def _size_of(text: str) -> Fraction | None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return None
+    number, power, suffix = match.groups(default="")
+    unit: int = (1000 if suffix.lower() == "b" else 1024) ** _POWERS[power.lower()]
+    return Fraction(number) * unit
+
+
+def _short(value: object) -> str:
+    """A value for a message, at most 60 characters."""
+    return repr(value[:40] if isinstance(value, str) else value)[:60]
 
 
 def _parse_max_rejects(value: str | int) -> tuple[int | None, Fraction | None]:
     """(count, None) or (None, share)."""
     text = str(value).strip()
-    if re.fullmatch(r"\d+", text):
+    if re.fullmatch(r"\d{1,18}", text):
         return int(text), None
-    if re.fullmatch(r"\d+(\.\d+)?%", text) and Fraction(text[:-1]) <= 100:
+    if re.fullmatch(r"\d{1,3}(\.\d{1,18})?%", text) and Fraction(text[:-1]) <= 100:
         return None, Fraction(text[:-1]) / 100
     raise PackUsageError(f"max-rejects must be a count such as 20 or a share such as 1%, got {value!r}")
 

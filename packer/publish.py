@@ -93,7 +93,7 @@ class OutputFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self.work = os.path.join(path, _WORK)
-        self._made = False
+        self._made: list[str] = []
 
     # -- taking and leaving it
 
@@ -133,7 +133,7 @@ class OutputFolder:
             PackError: Another process packs here; the message names it.
         """
         with translate_os_errors(self.path):
-            self._made = not os.path.isdir(self.path)
+            self._made = _missing_folders(self.path)
             os.makedirs(self.work, exist_ok=True)
         with _locked(os.path.join(self.work, "lock"), self.path):
             yield
@@ -141,9 +141,9 @@ class OutputFolder:
     def leave_empty(self) -> None:
         """Take away what `open` made, when there turned out to be nothing to pack."""
         shutil.rmtree(self.work, ignore_errors=True)
-        if self._made:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path)
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                os.rmdir(folder)
 
     def finish(self) -> None:
         """Drop the work folder: the set is finished."""
@@ -241,6 +241,15 @@ class OutputFolder:
             file.flush()
             os.fsync(file.fileno())
         _fsync_folder(os.path.dirname(path))
+
+
+def _missing_folders(folder: str) -> list[str]:
+    """``folder`` and those above it that do not exist, innermost first."""
+    missing = []
+    while folder and not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing
 
 
 def _make_folders(folder: str, top: str) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from readers.errors import ReaderError
 from readers.layout import CONTAINERS, REJECTS_NAME, canonical_json, shard_name
 from readers.manifest import Manifest
 
@@ -282,13 +283,13 @@ class _Run:
         return manifest
 
     def _already_done(self) -> PackReport:
-        manifest = Manifest.load(self._out)
-        stored = {
-            **manifest.options, "container": manifest.container,
-            "classes": None if manifest.classes is None else list(manifest.classes),
-        }  # fmt: skip
-        _refuse_other_options(stored, self._facts)
-        compare_finished(self._out, manifest, (image for _, image in self._assigned()))
+        try:
+            manifest = Manifest.load(self._out)
+            manifest.check_files(self._out)
+            _refuse_other_options(_stored_facts(manifest), self._facts)
+            compare_finished(self._out, manifest, (image for _, image in self._assigned()))
+        except ReaderError as error:
+            raise PackError(f"{error}; or start again with --overwrite") from error
         self._output.finish()
         return PackReport.make(
             self._out, manifest, _stored_tallies(self._out), self._notes(),
@@ -334,6 +335,12 @@ def _check_paths(source: str, out: str) -> None:
         raise PackUsageError(
             f"output {out!r} lies in the source {source!r}: it would be packed too. Give another folder"
         )
+
+
+def _stored_facts(manifest: Manifest) -> dict[str, Any]:
+    """`_Run._facts` of a finished set."""
+    classes = None if manifest.classes is None else list(manifest.classes)
+    return {**manifest.options, "container": manifest.container, "classes": classes}
 
 
 def _refuse_other_options(stored: dict[str, Any], now: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from .loader import collate, shard_loader
     from .manifest import Manifest
-    from .verify import verify
 
 __all__ = [
     "Manifest",
@@ -43,7 +42,6 @@ __all__ = [
     "UnfinishedSetError",
     "collate",
     "shard_loader",
-    "verify",
 ]
 
 _HOMES: Final = {
@@ -52,7 +50,6 @@ _HOMES: Final = {
     "ShardDataset": "dataset",
     "collate": "loader",
     "shard_loader": "loader",
-    "verify": "verify",
 }
 
 

@@ -88,8 +88,9 @@ class ShardDataset(Dataset[Any]):
         self._forget_shards()
 
     def _forget_shards(self) -> None:
-        self._pid = os.getpid()
+        # The handles first: between the two lines another thread must not take the new pid for theirs.
         self._shards: dict[int, Shard] = {}
+        self._pid = os.getpid()
 
     # -- pickling: the path and the options, whatever has been read so far
 
@@ -163,7 +164,11 @@ class ShardDataset(Dataset[Any]):
         samples: list[Any] = [None] * len(places)
         for number, part, positions in self.manifest.locate_sorted(ascending):
             shard = self._shard(number)
-            images, labels = shard.images(positions)
+            try:
+                images, labels = shard.images(positions)
+            except RecordCorruptError as error:
+                error.add_note(f"sample index {self.manifest.first_index(number) + error.position}")
+                raise
             if self._as_stored:
                 for place, image, label in zip(places[part], images, labels, strict=True):
                     samples[place] = _new_sample(Sample, (image, label))
@@ -204,11 +209,13 @@ class ShardDataset(Dataset[Any]):
         )
 
     def _checked_array(self, indices: Sequence[Any]) -> npt.NDArray[np.int64]:
-        numbers = np.asarray(indices)
-        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        try:
+            numbers = np.asarray(indices)
+        except ValueError:  # ragged
+            numbers = np.zeros(0, object)
+        if numbers.dtype != np.int64 or numbers.ndim != 1:
             return np.array([self._checked(index) for index in indices], np.int64)
-        numbers = numbers.astype(np.int64)
-        numbers[numbers < 0] += len(self)
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
             for index in indices:
                 self._checked(index)  # raises for the first that is out of range
@@ -300,7 +307,7 @@ class ShardDataset(Dataset[Any]):
     def label(self, index: Any) -> int:
         """Label of a sample, without reading its image; -1 in a set without classes."""
         shard, position = self._locate(self._checked(index))
-        return int(shard.rows()["label"][position])
+        return shard.label(position)
 
     def find(self, key: str | bytes) -> int:
         """Index of the sample with this key: a binary search, about ``log2(len)`` key reads.
@@ -308,7 +315,10 @@ class ShardDataset(Dataset[Any]):
         Raises:
             KeyError: No such sample.
         """
-        raw = key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape")
+        try:
+            raw = key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise KeyError(f"{key!r} is not in {self.root}: no file can have this name") from None
         rank = self._rank_function()
         wanted = rank(raw)
         index = bisect_left(range(len(self)), wanted, key=lambda i: rank(self._raw_key(i)))

@@ -63,7 +63,7 @@ class _PilDecoder:
         self._max_pixels = max_pixels
 
     def __call__(self, data: bytes) -> Image.Image:
-        with quiet_pillow(self._max_pixels):
+        with quiet_pillow():
             image = open_image(data, self._max_pixels)
             image.load()  # first: Pillow turns TIFFs upright by itself here, and drops the tag
             turn = ORIENTATIONS.get(_orientation_or_0(image)) if self._exif_transpose else None

@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from .errors import RecordCorruptError, ShardCorruptError, ShardNotFoundError
+from .errors import ReaderError, RecordCorruptError, ShardCorruptError, ShardNotFoundError
 from .layout import INDEX_DTYPE, ROW_BYTES, digest, key_to_str
 from .manifest import Manifest, missing_shard
 from .shards import LOCATE, Geometry, ShardFormatError
@@ -171,6 +171,11 @@ class Shard:
             picked[inside] = parts[block][rows[inside]]
         return picked
 
+    def label(self, position: int) -> int:
+        """Label of the record at ``position``."""
+        label: int = _IMAGE_ROW.unpack_from(self._rows, self._row_start(position))[3]
+        return label
+
     def key(self, position: int) -> bytes:
         """Key of the record at ``position``."""
         offset, length, crc = _KEY_ROW.unpack_from(self._rows, self._row_start(position))
@@ -205,7 +210,7 @@ class Shard:
     def _key_or_none(self, position: int) -> bytes | None:
         try:
             return self.key(position)
-        except (RecordCorruptError, OSError):
+        except (ReaderError, OSError):
             return None
 
     def close_file(self) -> None:
@@ -214,7 +219,10 @@ class Shard:
 
     def reopen_file(self) -> _File:
         """Open the descriptor again, refusing another file under the old name."""
-        file = _File(self.path)
+        try:
+            file = _File(self.path)
+        except FileNotFoundError:
+            raise ShardNotFoundError(f"{self.path}: the shard was deleted while it was in use") from None
         stat = os.fstat(file.fd)
         self._check((stat.st_dev, stat.st_ino) == self._identity, "replaced while it was in use")
         self._file = file

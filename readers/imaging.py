@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -53,6 +54,15 @@ _MAGIC: Final = (
 #: A filter as ``warnings.filterwarnings("always", module=r"PIL\.")`` would make it.
 _PILLOW_ALWAYS: Final = ("always", None, Warning, re.compile(r"PIL\."), 0)
 _PILLOW_PATH: Final = os.sep + "PIL" + os.sep
+#: Modules of Pillow that may warn about an image.
+_PILLOW_MODULES: Final = tuple(
+    f"PIL.{name}"
+    for name in (
+        "Image", "ImageFile", "TiffImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "PngImagePlugin",
+        "GifImagePlugin",
+        "WebPImagePlugin", "BmpImagePlugin", "PpmImagePlugin", "Jpeg2KImagePlugin", "AvifImagePlugin",
+    )
+)  # fmt: skip
 
 _PPM_KINDS: Final = b"123456fFy"
 _AVIF_BRANDS: Final = (b"avif", b"avis", b"mif1", b"msf1")
@@ -79,7 +89,7 @@ def open_image(data: bytes, max_pixels: int | None = None) -> Image.Image:
 
     Args:
         data: The whole file.
-        max_pixels: Refuse larger images (DecompressionBombError); None keeps Pillow's own limit.
+        max_pixels: Refuse larger images (DecompressionBombError); None: as Pillow is set.
 
     Raises:
         Anything that Pillow raises on bad input (OSError, ValueError, SyntaxError ...).
@@ -88,20 +98,26 @@ def open_image(data: bytes, max_pixels: int | None = None) -> Image.Image:
     if name is None:
         raise UnidentifiedImageError("not an image of a known format")
     image = Image.open(BytesIO(data), formats=(name,))
-    if max_pixels is not None and image.width * image.height > max_pixels:
+    limit = _guard.pixel_limit if max_pixels is None else max_pixels
+    if limit is not None and image.width * image.height > limit:
         raise Image.DecompressionBombError(
-            f"Image size ({image.width * image.height} pixels) exceeds limit of {max_pixels} pixels"
+            f"Image size ({image.width * image.height} pixels) exceeds limit of {limit} pixels"
         )
     return image
 
 
-def orientation_of(image: Image.Image) -> int:
+def orientation_of(image: Image.Image, *, may_load: bool = True) -> int:
     """EXIF (or XMP) orientation, 1 to 8; 0 where there is none or it is no such value.
 
+    Args:
+        image: An opened image.
+        may_load: Decode a PNG if need be, whose metadata may stand behind the pixels.
+
     Raises:
-        Anything that Pillow raises on a broken EXIF block.
+        Anything that Pillow raises on a broken EXIF block, or on damaged pixels if it has to decode.
     """
-    value = image.getexif().get(_ORIENTATION_TAG)
+    exif = image.getexif() if may_load else Image.Image.getexif(image)
+    value = exif.get(_ORIENTATION_TAG)
     return value if isinstance(value, int) and 1 <= value <= 8 else 0
 
 
@@ -112,59 +128,93 @@ class _Seen(threading.local):
         self.count = 0
 
 
+class _Guard:
+    """Pillow's switches while somebody decodes: the first thread in turns them, the last one out turns them back."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pixel_limit: int | None = None  # Pillow's own, as the first thread found it
+        self._users = 0
+        self._restore = contextlib.ExitStack()
+
+    def enter(self, strict: bool) -> None:
+        with self.lock:
+            self._users += 1
+            if self._users == 1:
+                self._turn(strict)
+
+    def leave(self) -> None:
+        with self.lock:
+            self._users -= 1
+            if self._users == 0:
+                self.restore()
+
+    def restore(self) -> None:
+        """Put back what `_turn` found."""
+        self._restore.close()
+
+    def _turn(self, strict: bool) -> None:
+        # Not warnings.catch_warnings(): entering and leaving it voids every module's record of warnings already
+        # shown, so that a warning of the user's own code would appear once a sample instead of once.
+        filters = cast("list[Any]", warnings.filters)
+        filters.insert(0, _PILLOW_ALWAYS)
+        self._restore.callback(_without_error, filters.remove, _PILLOW_ALWAYS)
+        self._swap(warnings, "showwarning", _count_or(warnings.showwarning))
+        # `open_image` looks at the limit instead: threads may have different ones.
+        found = Image.MAX_IMAGE_PIXELS
+        self.pixel_limit = None if found is None else 2 * found
+        self._swap(Image, "MAX_IMAGE_PIXELS", None)
+        if strict:
+            self._swap(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+
+    def _swap(self, module: Any, name: str, value: Any) -> None:
+        self._restore.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, value)
+
+
 _seen = _Seen()
-_lock = threading.Lock()
-_users = 0
-_restore = contextlib.ExitStack()
+_guard = _Guard()
+
+
+def _after_fork() -> None:
+    # The threads that were inside do not exist in the child: nobody would unlock or put back.
+    global _guard
+    inherited, _guard = _guard, _Guard()
+    inherited.restore()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
-def quiet_pillow(max_pixels: int | None = None, *, strict: bool = False) -> Iterator[_Seen]:
+def quiet_pillow(*, strict: bool = False) -> Iterator[_Seen]:
     """Keep Pillow's warnings from the log, and from becoming errors, while decoding.
 
-    Warnings issued by other modules pass as before. Pillow's switches are global to the process, so the first
-    thread in sets them and the last one out puts back what it found; threads that are inside at the same
-    time must agree on the arguments.
+    Warnings issued by other modules pass as before, and Pillow's switches are put back at the end.
 
     Args:
-        max_pixels: The limit that `open_image` is called with: Pillow's own makes way for it.
-        strict: Truncated images are errors, whatever ``ImageFile.LOAD_TRUNCATED_IMAGES`` says.
+        strict: For packing: truncated images are errors, whatever ``ImageFile.LOAD_TRUNCATED_IMAGES`` says, and
+            warnings count even if the process has shown them before.
 
     Yields:
-        An object whose ``count`` is the number of warnings in this thread since entering, those about many
-        pixels aside.
+        An object whose ``count`` is the number of Pillow's warnings in this thread since entering.
     """
-    global _users
-    with _lock:
-        _users += 1
-        if _users == 1:
-            _enter(max_pixels, strict)
+    _guard.enter(strict)
+    if strict:
+        _forget_shown_warnings()
     _seen.count = 0
     try:
         yield _seen
     finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _restore.close()
+        _guard.leave()
 
 
-def _enter(max_pixels: int | None, strict: bool) -> None:
-    # Not warnings.catch_warnings(): entering and leaving it voids every module's record of warnings already
-    # shown, so that a warning of the user's own code would appear once a sample instead of once.
-    filters = cast("list[Any]", warnings.filters)
-    filters.insert(0, _PILLOW_ALWAYS)
-    _restore.callback(_without_error, filters.remove, _PILLOW_ALWAYS)
-    _swap(warnings, "showwarning", _count_or(warnings.showwarning))
-    if max_pixels is not None:
-        _swap(Image, "MAX_IMAGE_PIXELS", max_pixels)  # Pillow raises above twice this number, `open_image` above it
-    if strict:
-        _swap(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
-
-
-def _swap(module: Any, name: str, value: Any) -> None:
-    _restore.callback(setattr, module, name, getattr(module, name))
-    setattr(module, name, value)
+def _forget_shown_warnings() -> None:
+    for name in _PILLOW_MODULES:
+        registry = getattr(sys.modules.get(name), "__warningregistry__", None)
+        if registry:
+            registry.clear()
 
 
 def _without_error(function: Any, argument: Any) -> None:
@@ -177,7 +227,7 @@ def _count_or(show: Any) -> Any:
 
     def count_or_show(message: Any, category: Any, filename: str, *rest: Any, **named: Any) -> None:
         if _PILLOW_PATH in filename:
-            _seen.count += not issubclass(category, Image.DecompressionBombWarning)
+            _seen.count += 1
         else:
             show(message, category, filename, *rest, **named)
 

@@ -50,12 +50,12 @@ def shard_loader(
     else:  # DataLoader refuses these without workers; a debugging run with 0 must not fail over them
         for name in ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"):
             options.pop(name, None)
+    if "sampler" not in options and "batch_sampler" not in options and _in_process_group():
+        options["sampler"] = DistributedSampler(dataset, shuffle=shuffle)
+    elif shuffle:
+        options["shuffle"] = True
     if "batch_sampler" in options:
         return DataLoader(dataset, num_workers=workers, **options)
-    if "sampler" not in options and _in_process_group():
-        options["sampler"] = DistributedSampler(dataset, shuffle=shuffle)
-    if "sampler" not in options:
-        options["shuffle"] = shuffle
     return DataLoader(dataset, batch_size=batch_size, num_workers=workers, **options)
 
 
