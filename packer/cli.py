@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import click
 
+from readers.system import printable
+
 __all__ = ["main"]
 
 _EPILOG = (
@@ -64,11 +66,11 @@ def command(source: str, out: str, quiet: bool, as_json: bool, **words: Any) -> 
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     elif not quiet:
-        click.echo("\n".join(report.lines()))
+        click.echo(printable("\n".join(report.lines()), sys.stdout))
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    click.echo("pack: " + " ".join(message.split("\n")), err=True)
+    click.echo(printable("pack: " + " ".join(message.split("\n")), sys.stderr), err=True)
     sys.exit(status)
 
 

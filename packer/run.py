@@ -88,7 +88,10 @@ class _Run:
         self._output.check()
         with self._output.open():
             if self._output.is_finished and not self._options.overwrite:
-                return self._already_done()
+                try:
+                    return self._already_done()
+                finally:
+                    self._output.finish()
             try:
                 with translate_os_errors(self._out):
                     plan = self._plan()
@@ -290,7 +293,6 @@ class _Run:
             compare_finished(self._out, manifest, (image for _, image in self._assigned()))
         except ReaderError as error:
             raise PackError(f"{error}; or start again with --overwrite") from error
-        self._output.finish()
         return PackReport.make(
             self._out, manifest, _stored_tallies(self._out), self._notes(),
             seconds=time.monotonic() - self._started, resumed=len(manifest.shard_ids), already_done=True,

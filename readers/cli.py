@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from .compare_cli import compare_command
+from .system import printable
 
 __all__ = ["cli", "main"]
 
@@ -47,7 +48,7 @@ def info_command(out: str, find_duplicates: bool, as_json: bool) -> None:
         groups = facts["duplicates"]
         lines += [f"the same image {len(keys)} times: {', '.join(map(repr, keys))}" for keys in groups]
         lines.append(f"{len(groups):,} groups of duplicates")
-    click.echo("\n".join(lines))
+    click.echo(printable("\n".join(lines), sys.stdout))
 
 
 @cli.command("verify")
@@ -66,7 +67,8 @@ def verify_command(out: str, quiet: bool, as_json: bool) -> None:
         hidden = quiet or not sys.stderr.isatty()
         with tqdm(total=total, unit="B", unit_scale=True, desc="verifying", file=sys.stderr, disable=hidden) as bar:
             report = verify(out, bar.update)
-    click.echo(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines()))
+    text = json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines())
+    click.echo(printable(text, sys.stdout))
     sys.exit(0 if report.ok else 1)
 
 
@@ -86,7 +88,7 @@ def _errors() -> Iterator[None]:
 
 def fail(message: str, status: int) -> NoReturn:
     """Print one line on stderr and leave."""
-    click.echo("shards: " + " ".join(message.split("\n")), err=True)
+    click.echo(printable("shards: " + " ".join(message.split("\n")), sys.stderr), err=True)
     sys.exit(status)
 
 

@@ -1,4 +1,4 @@
-"""What differs between operating systems: positioned reads, mappings, descriptor limits."""
+"""What differs between operating systems: positioned reads, mappings, descriptor limits, terminals."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-__all__ = ["O_READ", "descriptor_limit", "map_file", "pread"]
+__all__ = ["O_READ", "descriptor_limit", "map_file", "pread", "printable"]
 
 #: Flags to open a file for reading; O_BINARY and O_CLOEXEC exist on one side of the fence each.
 O_READ: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -77,3 +77,9 @@ def _libc() -> Any:
     ]  # fmt: skip
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """Text that a terminal can show: keys need not be UTF-8, nor terminals."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
