@@ -91,10 +91,8 @@ def _drain(
     waiting = iter(numbers)
     flying: dict[Future[dict[str, Any]], int] = {}
     while True:
-        for number in waiting:
+        while len(flying) < 2 * workers and (number := next(waiting, None)) is not None:
             flying[submit(number)] = number
-            if len(flying) >= 2 * workers:
-                break
         if not flying:
             return
         finished, _ = wait(flying, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -123,7 +121,12 @@ class _Pool:
         self._executor = ProcessPoolExecutor(workers, context, _start_worker, (self._counts,))
 
     def submit(self, number: int) -> Future[dict[str, Any]]:
-        return self._executor.submit(_pack_counted, self._job, number, self._slots[number])
+        try:
+            return self._executor.submit(_pack_counted, self._job, number, self._slots[number])
+        except BrokenProcessPool:
+            raise
+        except (OSError, RuntimeError) as error:  # the pool is just coming down over a dead worker
+            raise BrokenProcessPool(str(error)) from error
 
     def report(self) -> None:
         """Hand on what the workers have counted since the last time."""
