@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from packer import PackOptions, pack
-from readers import UnfinishedSetError, verify
+from readers import UnfinishedSetError
 from readers.handles import open_shard
 from readers.layout import shard_name
 from readers.manifest import Manifest
+from readers.verify import verify
 
 
 @pytest.fixture
