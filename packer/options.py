@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from readers.layout import CONTAINERS
+from readers.system import usable_cores
 
 from .errors import PackUsageError
 
@@ -115,9 +116,7 @@ class PackOptions:
     @property
     def worker_count(self) -> int:
         """``workers``, or the cores that this process may use."""
-        if self.workers is not None:
-            return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return usable_cores() if self.workers is None else self.workers
 
     def rejects_allowed(self, found: int) -> int:
         """How many of ``found`` files may be rejected."""

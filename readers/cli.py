@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from .compare_cli import compare_command
+from .compare.cli import compare_command
 from .system import printable
 
 __all__ = ["cli", "main"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, default_collate
 
 from .dataset import ShardDataset
+from .system import usable_cores
 
 __all__ = ["collate", "shard_loader"]
 
@@ -43,7 +43,7 @@ def shard_loader(
     if "collate_fn" not in options and batched:
         _check_collates(dataset)
         options["collate_fn"] = collate
-    workers = _default_workers() if num_workers is None else num_workers
+    workers = min(_MOST_WORKERS, usable_cores()) if num_workers is None else num_workers
     options.setdefault("pin_memory", torch.cuda.is_available())
     if workers > 0:
         options.setdefault("persistent_workers", True)
@@ -87,13 +87,6 @@ def _check_collates(dataset: Any) -> None:
             "or a transform that ends in a tensor (torchvision.transforms.ToTensor, PILToTensor), "
             "or pass collate_fn=list"
         )
-
-
-def _default_workers() -> int:
-    return min(
-        _MOST_WORKERS,
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-    )
 
 
 def _in_process_group() -> bool:

@@ -9,7 +9,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from .compare_options import usable_cores
+from .system import usable_cores
 
 __all__ = ["commit", "machine", "storage", "versions"]
 

@@ -1,4 +1,4 @@
-"""What differs between operating systems: positioned reads, mappings, descriptor limits, terminals."""
+"""What differs between operating systems: positioned reads, mappings, descriptor limits, cores, terminals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any, Final, TextIO
 
-__all__ = ["O_READ", "descriptor_limit", "map_file", "pread", "printable"]
+__all__ = ["O_READ", "descriptor_limit", "map_file", "pread", "printable", "usable_cores"]
 
 #: Flags to open a file for reading; O_BINARY and O_CLOEXEC exist on one side of the fence each.
 O_READ: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -37,6 +37,11 @@ def descriptor_limit() -> int:
         return _DEFAULT_DESCRIPTORS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _DEFAULT_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def map_file(fd: int, offset: int, length: int) -> memoryview:

@@ -5,7 +5,7 @@
 The same command as `shards compare`; the work is in `readers.compare`.
 """
 
-from readers.compare_cli import main
+from readers.compare.cli import main
 
 if __name__ == "__main__":
     main()

@@ -15,6 +15,7 @@ import click
 def main(out: str, batch_size: int, num_workers: int | None, image_size: int) -> None:
     """One shuffled epoch over the packed set OUT."""
     from readers import ReaderError, ShardDataset, shard_loader
+    from readers.compare.arms import SquareTensor
 
     try:
         dataset = ShardDataset(out, transform=SquareTensor(image_size))
@@ -31,19 +32,6 @@ def main(out: str, batch_size: int, num_workers: int | None, image_size: int) ->
         f"{out}: {images:,} images of {shape} in {len(loader):,} batches, {loader.num_workers} workers, "
         f"{seconds:.1f} s, {images / seconds:,.0f} images/s (start of the workers included)"
     )
-
-
-class SquareTensor:
-    """PIL image -> uint8 tensor ``(3, side, side)``. An object at module level: it must pickle."""
-
-    def __init__(self, side: int) -> None:
-        self.side = side
-
-    def __call__(self, image: object) -> object:
-        import numpy as np
-        import torch
-
-        return torch.from_numpy(np.array(image.resize((self.side, self.side)))).permute(2, 0, 1)  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

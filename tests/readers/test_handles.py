@@ -471,7 +471,7 @@ def test_shard_says_what_it_is(small: Any) -> None:
 @given(st.integers(0, 20_000), st.integers(1, 20_000))
 def test_map_file_gives_any_part(tmp_path_factory: pytest.TempPathFactory, offset: int, length: int) -> None:
     path = tmp_path_factory.getbasetemp() / "mapped"
-    data = random.Random(0).randbytes(20_000)
+    data = random.Random(0).randbytes(40_000)
     if not path.exists():
         path.write_bytes(data)
     fd = os.open(path, system.O_READ)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from readers.compare_report import ArmFigures, CacheTable, CompareReport, Quartiles
-from readers.compare_runs import Run
-from readers.compare_stages import Stages
-from readers.compare_text import dropped_lines, memory_line, verdict_lines
+from readers.compare.report import ArmFigures, CacheTable, CompareReport, Quartiles
+from readers.compare.runs import Run
+from readers.compare.stages import Stages
+from readers.compare.text import dropped_lines, memory_line, verdict_lines
 from readers.page_cache import Dropped, drop_files
 
 

@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 from torch.utils.data import get_worker_info
 
 from readers.cli import cli
-from readers.compare import CompareError, CompareOptions, CompareReport, CompareUsageError, compare
-from readers.compare_arms import SquareTensor, draw, make_arms, open_sets
-from readers.compare_cli import compare_command
+from readers.compare.arms import SquareTensor, draw, make_arms, open_sets
+from readers.compare.cli import compare_command
+from readers.compare.run import CompareError, CompareOptions, CompareReport, CompareUsageError, compare
 
 
 def quick(**changes: Any) -> CompareOptions:
@@ -230,7 +230,7 @@ def test_ctrl_c_is_one_line_and_status_130(sets: Path, monkeypatch: pytest.Monke
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("readers.compare.compare", interrupted)
+    monkeypatch.setattr("readers.compare.run.compare", interrupted)
     assert_one_line(shards_compare(sets / "source", sets / "hdf5"), 130, "interrupted")
 
 
@@ -316,7 +316,7 @@ def test_importing_the_script_does_nothing(repository: Path) -> None:
     """Case 106: guarded, and nothing heavy is loaded for ``--help``."""
     code = (
         "import sys, runpy; runpy.run_path('scripts/compare_throughput.py', run_name='imported')\n"
-        "import readers.compare_cli; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+        "import readers.compare.cli; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -53,13 +53,13 @@ def compare_command(
 
 def _compare(source: str, outs: tuple[str, ...], json_path: str | None, quiet: bool, words: dict[str, Any]) -> None:
     # Imported here: --help must not wait for torch.
-    from .compare_options import CompareError, CompareOptions
-    from .errors import ReaderError
+    from ..errors import ReaderError
+    from .options import CompareError, CompareOptions
 
     try:
         options = CompareOptions(**words)
         _check_json_path(json_path)
-        from .compare import compare
+        from .run import compare
 
         report = compare(source, outs, options, notify=None if quiet else _say)
         click.echo("\n".join(report.lines()))
@@ -81,7 +81,7 @@ def _say(text: str) -> None:
 
 def _check_json_path(path: str | None) -> None:
     """Refuse before minutes are spent, not after."""
-    from .compare_options import CompareUsageError
+    from .options import CompareUsageError
 
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise CompareUsageError(f"json: {path!r} cannot be written: give a file in a folder that exists")

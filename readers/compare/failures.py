@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .errors import ReaderError
+from ..errors import ReaderError
 
 __all__ = ["explain", "without_traceback"]
 

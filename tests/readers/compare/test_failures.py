@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from readers.compare_failures import explain
+from readers.compare.failures import explain
 from readers.errors import RecordCorruptError
 
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from .compare_runs import Run
-from .compare_stages import Stages
-from .page_cache import Dropped
+from ..page_cache import Dropped
+from .runs import Run
+from .stages import Stages
 
 __all__ = ["ArmFigures", "CacheTable", "CompareReport", "Quartiles"]
 
@@ -150,6 +150,6 @@ class CompareReport:
 
     def lines(self) -> list[str]:
         """For people: what was compared, the tables, and what limits the rate."""
-        from .compare_text import report_lines
+        from .text import report_lines
 
         return report_lines(self)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from .compare_arms import Arm
-from .compare_checks import image_of
-from .compare_failures import explain
-from .compare_options import CompareError
-from .decode import Decoder
+from ..decode import Decoder
+from .arms import Arm
+from .checks import image_of
+from .failures import explain
+from .options import CompareError
 
 __all__ = ["Stages", "time_stages"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from .errors import ReaderError
+from ..errors import ReaderError
+from ..system import usable_cores
 
 __all__ = ["DEVICES", "CompareError", "CompareOptions", "CompareUsageError"]
 
@@ -113,11 +113,6 @@ class CompareOptions:
                 + (f"Use a batch size of {images // 2:,} or less" if images > 1 else "Use a set with more images")
             )
         return batch
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

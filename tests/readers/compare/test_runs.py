@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from readers.compare_options import CompareOptions, CompareUsageError
-from readers.compare_runs import Run, RunSettings, _ctrl_c_held, time_run
+from readers.compare.options import CompareOptions, CompareUsageError
+from readers.compare.runs import Run, RunSettings, _ctrl_c_held, time_run
 
 
 class Clock:

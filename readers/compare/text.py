@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from .compare_report import ArmFigures, CacheTable, CompareReport, Quartiles
-from .compare_stages import Stages
-from .page_cache import Dropped
+from ..page_cache import Dropped
+from .report import ArmFigures, CacheTable, CompareReport, Quartiles
+from .stages import Stages
 
 __all__ = ["dropped_lines", "memory_line", "report_lines", "table_lines", "verdict_lines"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from .compare_arms import Arm, FilesArm
-from .compare_options import CompareError
-from .decode import Decoder
-from .layout import key_to_str
+from ..decode import Decoder
+from ..layout import key_to_str
+from .arms import Arm, FilesArm
+from .options import CompareError
 
 __all__ = ["check_bytes", "check_samples"]
 

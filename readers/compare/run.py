@@ -11,16 +11,16 @@ from typing import Any, Final
 import torch
 from torch.utils.data import default_collate
 
-from .compare_arms import Arm, SquareTensor, draw, make_arms, open_sets
-from .compare_checks import check_bytes, check_samples
-from .compare_failures import explain
-from .compare_options import CompareError, CompareOptions, CompareUsageError
-from .compare_report import ArmFigures, CacheTable, CompareReport
-from .compare_runs import Run, RunSettings, time_run
-from .compare_stages import Stages, time_stages
-from .decode import Decoder, make_decoder
-from .machine import commit, machine, storage, versions
-from .page_cache import Dropped, drop_files
+from ..decode import Decoder, make_decoder
+from ..machine import commit, machine, storage, versions
+from ..page_cache import Dropped, drop_files
+from .arms import Arm, SquareTensor, draw, make_arms, open_sets
+from .checks import check_bytes, check_samples
+from .failures import explain
+from .options import CompareError, CompareOptions, CompareUsageError
+from .report import ArmFigures, CacheTable, CompareReport
+from .runs import Run, RunSettings, time_run
+from .stages import Stages, time_stages
 
 __all__ = ["CompareError", "CompareOptions", "CompareReport", "CompareUsageError", "compare"]
 

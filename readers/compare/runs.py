@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from .compare_failures import explain
-from .compare_options import CompareError, CompareOptions, CompareUsageError
-from .loader import shard_loader
+from ..loader import shard_loader
+from .failures import explain
+from .options import CompareError, CompareOptions, CompareUsageError
 
 __all__ = ["Run", "RunSettings", "time_run"]
 
