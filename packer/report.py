@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from readers.layout import counted
 from readers.manifest import Manifest
 
 __all__ = ["PackReport", "Tallies"]
@@ -137,13 +138,14 @@ class PackReport:
 
     def lines(self) -> list[str]:
         """For people."""
-        labels = "no labels" if self.classes is None else _count(self.classes, "class", "classes")
+        labels = "no labels" if self.classes is None else counted(self.classes, "class", "classes")
         if self.already_done:
-            head = f"{self.out}: already packed: {_count(self.packed, 'image')}, {labels}"
+            head = f"{self.out}: already packed: {counted(self.packed, 'image')}, {labels}"
             return [head, *self.warnings]
         rate = self.packed / self.seconds if self.seconds else 0.0
         lines = [
-            f"{self.out}: {_count(self.packed, 'image')}, {labels}, {_count(self.shards, self.container + ' shard')}, "
+            f"{self.out}: {counted(self.packed, 'image')}, {labels}, "
+            f"{counted(self.shards, self.container + ' shard')}, "
             f"{self.bytes / 2**20:,.1f} MiB ({self.bytes / max(self.payload_bytes, 1):.3f} of the payload), "
             f"{self.seconds:,.1f} s, {rate:,.0f} images/s",
             f"found {self.found:,} = packed {self.packed:,} + rejected {self.rejected:,}"
@@ -168,17 +170,17 @@ def _warnings(manifest: Manifest, tallies: Tallies, notes: dict[str, Any]) -> li
     turned = sum(tallies.orientations.values())
     if turned:
         lines.append(
-            f"{_count(turned, 'image')} carry an EXIF orientation: samples come unturned, as from ImageFolder, "
+            f"{counted(turned, 'image')} carry an EXIF orientation: samples come unturned, as from ImageFolder, "
             "unless ShardDataset gets exif_transpose=True"
         )
     lines += [
-        f"{_count(tallies.flags[kind], 'image')} {text}" for kind, text in _SURPRISES.items() if tallies.flags[kind]
+        f"{counted(tallies.flags[kind], 'image')} {text}" for kind, text in _SURPRISES.items() if tallies.flags[kind]
     ]
     if notes["loops"]:
         lines.append(f"links that lead back to their own folder were not followed, first {notes['loops'][0]!r}")
     if notes["outside"]:
         lines.append(
-            f"{_count(notes['outside'], 'image')} beside the class folders ignored, as ImageFolder does; "
+            f"{counted(notes['outside'], 'image')} beside the class folders ignored, as ImageFolder does; "
             "--labels none packs everything without labels"
         )
     return lines + _empty_classes(manifest) + _differences(manifest, notes)
@@ -190,7 +192,7 @@ def _empty_classes(manifest: Manifest) -> list[str]:
     empty = [name for name, count in zip(manifest.classes, manifest.class_counts, strict=True) if not count]
     if not empty:
         return []
-    return [f"{_count(len(empty), 'class', 'classes')} without images, first {empty[0]!r}; their indices are kept"]
+    return [f"{counted(len(empty), 'class', 'classes')} without images, first {empty[0]!r}; their indices are kept"]
 
 
 def _differences(manifest: Manifest, notes: dict[str, Any]) -> list[str]:
@@ -211,10 +213,6 @@ def _differences(manifest: Manifest, notes: dict[str, Any]) -> list[str]:
     if not reasons:
         return []
     return [f"sample indices differ from ImageFolder's on this source: {', '.join(reasons)}"]
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _listed(counts: dict[str, int]) -> str:

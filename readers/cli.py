@@ -35,6 +35,7 @@ def cli() -> None:
 def info_command(out: str, find_duplicates: bool, as_json: bool) -> None:
     """What is in the set OUT: counts, sizes, classes, formats, overhead."""
     from .info import duplicates, info, info_lines
+    from .layout import counted
 
     with _errors():
         facts = info(out)
@@ -47,7 +48,7 @@ def info_command(out: str, find_duplicates: bool, as_json: bool) -> None:
     if find_duplicates:
         groups = facts["duplicates"]
         lines += [f"the same image {len(keys)} times: {', '.join(map(repr, keys))}" for keys in groups]
-        lines.append(f"{len(groups):,} groups of duplicates")
+        lines.append(counted(len(groups), "group of duplicates", "groups of duplicates"))
     click.echo(printable("\n".join(lines), sys.stdout))
 
 

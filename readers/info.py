@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .handles import Shard, open_shard
-from .layout import FLAGS, FORMAT_NAMES, MODE_NAMES, key_to_str
+from .layout import FLAGS, FORMAT_NAMES, MODE_NAMES, counted, key_to_str
 from .manifest import Manifest
 
 __all__ = ["duplicates", "info", "info_lines"]
@@ -98,7 +98,8 @@ def info_lines(facts: dict[str, Any]) -> list[str]:
     """`info`'s result for people."""
     sizes = facts["image_bytes"]
     lines = [
-        f"{facts['root']}: {facts['records']:,} images in {facts['shards']:,} {facts['container']} shards, "
+        f"{facts['root']}: {counted(facts['records'], 'image')} in "
+        f"{counted(facts['shards'], facts['container'] + ' shard')}, "
         f"{facts['rejected']:,} rejected when packed",
         f"size: {facts['bytes'] / 2**20:,.1f} MiB, {facts['overhead']:.3f} of the payload "
         f"({facts['payload_bytes'] / 2**20:,.1f} MiB of images and keys)",
@@ -110,7 +111,7 @@ def info_lines(facts: dict[str, Any]) -> list[str]:
     if facts["classes"] is None:
         lines.append("no labels")
     else:
-        lines.append(f"{len(facts['classes']):,} classes: {_listed(facts['classes'], most=20)}")
+        lines.append(f"{counted(len(facts['classes']), 'class', 'classes')}: {_listed(facts['classes'], most=20)}")
     lines.append(f"packed by {facts['created_by']}, set {facts['set_id']}")
     return lines
 

@@ -43,6 +43,7 @@ __all__ = [
     "SHARDS_NAME",
     "VERSION",
     "canonical_json",
+    "counted",
     "digest",
     "key_from_json",
     "key_to_json",
@@ -158,6 +159,11 @@ def digest(*parts: bytes | bytearray | memoryview) -> str:
     for part in parts:
         hasher.update(part)
     return hasher.hexdigest(length=16)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 shard``, ``12,000 shards``: a number and its noun, for messages."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def key_to_str(key: bytes) -> str:

@@ -21,6 +21,7 @@ _BRANCH, _LEAF, _OVERFLOW, _META = 0x01, 0x02, 0x04, 0x08
 _BIG: Final = 0x01  # node flag: the value is on overflow pages
 _PAGE = struct.Struct("<QHHHH")  # pgno, pad, flags, lower, upper
 _NODE = struct.Struct("<HHHH")  # lo, hi, flags, key size
+_KEY_SIZE = struct.Struct("<6xH")
 _META_HEAD = struct.Struct("<IIQQ")  # magic, version, address, map size
 _DB = struct.Struct(
     "<IHHQQQQQ"
@@ -41,6 +42,9 @@ class Place(NamedTuple):
 
     offset: int
     length: int
+
+
+_new_place = tuple.__new__
 
 
 class LmdbFile:
@@ -69,7 +73,7 @@ class LmdbFile:
             page = self._cached_page(number)
             nodes = self._nodes(page)
             if _is_leaf(page):
-                return next((self._place(page, number, at) for at, k in nodes if k == key), None)
+                return next((self._place(page, number, at, len(key)) for at, k in nodes if k == key), None)
             # The first key of a branch page is empty by construction: it is below every key.
             child = max((i for i, (_, k) in enumerate(nodes) if i == 0 or k <= key), default=0)
             number = _child(page, nodes[child][0])
@@ -87,11 +91,13 @@ class LmdbFile:
         if depth >= _MAX_DEPTH or self._walked > self._file_bytes // self.page_bytes:
             raise LmdbPageError("the tree is deeper or larger than LMDB makes it")
         page = self._page(number)
-        for at, key in self._nodes(page):
-            if _is_leaf(page):
-                yield key, self._place(page, number, at)
-            else:
-                yield from self._walk(_child(page, at), depth + 1)
+        nodes = self._nodes(page)
+        if _is_leaf(page):
+            for at, key in nodes:
+                yield key, self._place(page, number, at, len(key))
+            return
+        for at, _ in nodes:
+            yield from self._walk(_child(page, at), depth + 1)
 
     def _page_size(self) -> int:
         head = self._read(_PAGE.size + _META_HEAD.size + _DB.size, 0)
@@ -141,30 +147,25 @@ class LmdbFile:
     def _nodes(self, page: bytes) -> list[tuple[int, bytes]]:
         """(byte offset in the page, key) of each node."""
         count = (_PAGE.unpack_from(page)[3] - _PAGE.size) // 2
-        nodes = []
-        for at in struct.unpack_from(f"<{count}H", page, _PAGE.size):
-            if at + _NODE.size > len(page):
-                raise LmdbPageError("a node is outside its page")
-            size = _NODE.unpack_from(page, at)[3]
-            nodes.append((at, page[at + _NODE.size : at + _NODE.size + size]))
-        if not nodes:
-            raise LmdbPageError("a tree page without nodes")
-        return nodes
+        starts = struct.unpack_from(f"<{count}H", page, _PAGE.size)
+        if not count or max(starts) + _NODE.size > len(page):
+            raise LmdbPageError("a tree page without nodes, or with one outside the page")
+        key_size = _KEY_SIZE.unpack_from
+        return [(at, page[at + _NODE.size : at + _NODE.size + key_size(page, at)[0]]) for at in starts]
 
-    def _place(self, page: bytes, number: int, at: int) -> Place:
-        low, high, flags, key_size = _NODE.unpack_from(page, at)
+    def _place(self, page: bytes, number: int, at: int, key_size: int) -> Place:
+        low, high, flags, _ = _NODE.unpack_from(page, at)
         length = low | high << 16
         start = at + _NODE.size + key_size
         if not flags & _BIG:
-            place, limit = Place(number * self.page_bytes + start, length), (number + 1) * self.page_bytes
+            offset, limit = number * self.page_bytes + start, (number + 1) * self.page_bytes
         else:
             if start + _U64.size > len(page):
                 raise LmdbPageError(f"page {number} is damaged")
-            first = _U64.unpack_from(page, start)[0]
-            place, limit = Place(first * self.page_bytes + _PAGE.size, length), self._file_bytes
-        if place.offset + length > limit:
+            offset, limit = _U64.unpack_from(page, start)[0] * self.page_bytes + _PAGE.size, self._file_bytes
+        if offset + length > limit:
             raise LmdbPageError(f"a value of page {number} is outside the file")
-        return place
+        return _new_place(Place, (offset, length))
 
 
 def _is_leaf(page: bytes) -> bool:

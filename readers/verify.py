@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from .errors import RecordCorruptError, ShardCorruptError, ShardNotFoundError
 from .handles import Shard, open_shard
-from .layout import key_to_json, key_to_str
+from .layout import counted, key_to_json, key_to_str
 from .manifest import Manifest
 
 __all__ = ["Damage", "VerifyReport", "verify"]
@@ -82,10 +82,10 @@ class VerifyReport:
 
     def lines(self) -> list[str]:
         """For people."""
-        size = f"{self.shards:,} shards, {self.records:,} records, {self.bytes / 2**20:,.1f} MiB"
+        read = f"{counted(self.shards, 'shard')}, {counted(self.records, 'record')}, {self.bytes / 2**20:,.1f} MiB"
         if self.ok:
-            return [f"{self.root}: every byte is as packed ({size})"]
-        return [*map(str, self.damages), f"{self.root}: {len(self.damages):,} damages found ({size})"]
+            return [f"{self.root}: every byte is as packed ({read})"]
+        return [*map(str, self.damages), f"{self.root}: {counted(len(self.damages), 'damage')} found ({read})"]
 
 
 def verify(root: str | os.PathLike[str], advance: Callable[[int], object] = lambda size: None) -> VerifyReport:

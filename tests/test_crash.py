@@ -369,6 +369,19 @@ def test_an_interrupted_run_goes_on(
     assert_goes_on(source, tmp_path / "o", container, undisturbed[container], file_hashes)
 
 
+def test_workers_leave_ctrl_c_to_the_parent(tmp_path: Path, source: Path, start: Any) -> None:
+    # A terminal sends it to the whole group; a worker that took it would print a traceback and break the pool.
+    running = start(source, tmp_path / "o", "hdf5", 2)
+    running.wait_for_shards(1)
+    workers = running.wait_for(running.workers)
+    for worker in workers:
+        worker.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    assert all(worker.is_running() for worker in workers) or running.process.poll() is not None
+    _, stderr = running.process.communicate(timeout=60)
+    assert (running.process.returncode, stderr) == (0, "")
+
+
 # -- processes that die
 
 
