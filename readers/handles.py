@@ -141,22 +141,26 @@ class Shard:
         Raises:
             RecordCorruptError: As for `image`.
         """
-        if len(positions) < _FEW:
+        rows = self._picked(positions) if len(positions) >= _FEW else None
+        if rows is None or not self._inside(rows):
             pairs = [self.image(position) for position in positions.tolist()]
             return [data for data, _ in pairs], [label for _, label in pairs]
-        rows = self._picked(positions)
-        offsets, lengths = rows["image_offset"].tolist(), rows["image_length"].tolist()
         file = self._file or _reopen(self)
-        base, limit, fd = self._base, self._values_bytes, file.fd
-        images = []
-        for place, (offset, length, crc) in enumerate(
-            zip(offsets, lengths, rows["image_crc32c"].tolist(), strict=True)
+        fd, base, images = file.fd, self._base, list[bytes]()
+        places = (rows["image_offset"].astype(np.int64) + base).tolist()
+        for place, length, crc in zip(
+            places, rows["image_length"].tolist(), rows["image_crc32c"].tolist(), strict=True
         ):
-            data = pread(fd, length, base + offset) if offset + length <= limit else b""
+            data = pread(fd, length, place)
             if _crc32c(data) != crc:
-                data = self._second_look(int(positions[place]), "image", offset, length, crc)
+                data = self._second_look(int(positions[len(images)]), "image", place - base, length, crc)
             images.append(data)
         return images, rows["label"].tolist()
+
+    def _inside(self, rows: npt.NDArray[Any]) -> bool:
+        """Whether all these images lie in the part of the file that holds values."""
+        limit, offsets = self._values_bytes, rows["image_offset"]
+        return bool(offsets.max() <= limit and (offsets + rows["image_length"]).max() <= limit)
 
     def _picked(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Copies of the index rows at ``positions``."""

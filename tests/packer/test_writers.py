@@ -284,6 +284,7 @@ def test_lmdb_is_one_file_of_whole_pages(tmp_path: Path) -> None:
     assert written.path.stat().st_size % 4096 == 0
 
 
+@pytest.mark.slow
 def test_lmdb_map_never_fills(tmp_path: Path) -> None:
     # Values of just over half a page, or over a page, take up to twice their size; two commits of each.
     for size in (1350, 2040, 4081, 12_273):

@@ -114,8 +114,8 @@ def test_one_bit_flipped_in_every_fifth_byte(tiny: Any) -> None:
 
 
 @pytest.mark.slow
-def test_every_bit_of_every_byte_flipped(tiny: Any) -> None:
-    assert max(flip(tiny, range(8), [(0, tiny.facts()["file_bytes"])])) >= 1
+def test_three_bits_of_every_byte_flipped(tiny: Any) -> None:
+    assert max(flip(tiny, range(1, 8, 3), [(0, tiny.facts()["file_bytes"])])) >= 1
 
 
 def test_flips_in_values_and_index_are_all_noticed(tiny: Any) -> None:
