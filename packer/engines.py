@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -148,9 +149,21 @@ class _Pool:
 
 
 def _context() -> BaseContext:
-    # fork would copy this process's threads' locks and its memory; spawn works everywhere, forkserver starts faster.
-    methods = multiprocessing.get_all_start_methods()
-    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    # fork would copy the locks of this process's threads; spawn works everywhere, forkserver starts faster.
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    _start_deaf_server()
+    return multiprocessing.get_context("forkserver")
+
+
+def _start_deaf_server() -> None:
+    """Start the fork server with SIGINT blocked: its children must not die of a Ctrl-C before they can ignore it."""
+    resource_tracker.ensure_running()  # first: when it has started, it unblocks SIGINT itself
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 _worker_counts: Any = None
