@@ -6,6 +6,7 @@ import operator
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class Sample(NamedTuple):
 
 #: Makes a `Sample` in a third of the time of calling the class, which counts for small images.
 _new_sample = tuple.__new__
+_getpid = os.getpid
 
 
 class ShardDataset(Dataset[Any]):
@@ -136,7 +138,7 @@ class ShardDataset(Dataset[Any]):
         if not 0 <= number < manifest.records:
             raise self._out_of_range(index)
         shard_number, position = manifest.locate(number)
-        if self._pid != os.getpid():
+        if self._pid != _getpid():
             self._forget_shards()
         shard = self._shards.get(shard_number) or self._open(shard_number)
         try:
@@ -160,8 +162,8 @@ class ShardDataset(Dataset[Any]):
         """
         checked = self._checked_array(indices)
         order = checked.argsort(kind="stable")
-        ascending, places = checked[order], order.tolist()
-        samples: list[Any] = [None] * len(places)
+        ascending = checked[order]
+        samples: list[Any] = []
         for number, part, positions in self.manifest.locate_sorted(ascending):
             shard = self._shard(number)
             try:
@@ -170,13 +172,11 @@ class ShardDataset(Dataset[Any]):
                 error.add_note(f"sample index {self.manifest.first_index(number) + error.position}")
                 raise
             if self._as_stored:
-                for place, image, label in zip(places[part], images, labels, strict=True):
-                    samples[place] = _new_sample(Sample, (image, label))
+                samples += map(_new_sample, repeat(Sample), zip(images, labels, strict=True))
                 continue
-            rows = zip(places[part], images, labels, ascending[part].tolist(), positions.tolist(), strict=True)
-            for place, data, label, index, position in rows:
-                samples[place] = self._sample(data, label, index, shard, position)
-        return samples
+            rows = zip(images, labels, ascending[part].tolist(), positions.tolist(), strict=True)
+            samples += [self._sample(data, label, index, shard, position) for data, label, index, position in rows]
+        return [samples[rank] for rank in order.argsort().tolist()]
 
     @property
     def _as_stored(self) -> bool:
@@ -241,7 +241,7 @@ class ShardDataset(Dataset[Any]):
         image = data if self._decoder is None else self._decoded(data, index, shard, position)
         if self.transform is not None:
             image = self.transform(image)
-        if self.manifest.classes is None:
+        if (self._manifest or self.manifest).classes is None:
             return self._with_extras((image,), index, shard, position) if self._extras else image
         target = label if self.target_transform is None else self.target_transform(label)
         if self._extras:

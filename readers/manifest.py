@@ -65,10 +65,12 @@ class Manifest:
     shard_ids: tuple[str, ...]
     shard_blake3s: tuple[str, ...]
     _ends: list[int] = field(init=False, repr=False, compare=False)
+    _starts: list[int] = field(init=False, repr=False, compare=False)
     _end_array: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ends", list(accumulate(self.shard_records)))
+        object.__setattr__(self, "_starts", [0, *self._ends[:-1]])
         object.__setattr__(self, "_end_array", np.array(self._ends, np.int64))
 
     @property
@@ -87,7 +89,7 @@ class Manifest:
     def locate(self, index: int) -> tuple[int, int]:
         """(shard number, position in the shard) of a sample index in ``[0, records)``."""
         number = bisect_right(self._ends, index)
-        return number, index - self._ends[number] + self.shard_records[number]
+        return number, index - self._starts[number]
 
     def locate_sorted(self, indices: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice, npt.NDArray[np.int64]]]:
         """Group ascending sample indices by shard.
@@ -103,7 +105,7 @@ class Manifest:
 
     def first_index(self, number: int) -> int:
         """Sample index of a shard's first record."""
-        return self._ends[number] - self.shard_records[number]
+        return self._starts[number]
 
     def shard_path(self, root: str, number: int) -> str:
         """Path of a shard's file below ``root``; names follow from the number, never from the manifest."""

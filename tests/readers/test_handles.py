@@ -47,7 +47,7 @@ def mappings(below: Path) -> list[str]:
 @pytest.fixture
 def many(container: str, tmp_path: Path, write_set: Callable[..., Path]) -> Path:
     """24 shards of three records; the bytes say which."""
-    shards = [[(b"%d/%d" % (n, i), b"k%d/%d" % (n, i), 0) for i in range(3)] for n in range(24)]
+    shards = [[(b"%d/%d" % (n, i), b"k%02d/%d" % (n, i), 0) for i in range(3)] for n in range(24)]
     return write_set(tmp_path / "many", container, shards)
 
 
@@ -91,6 +91,38 @@ def test_case_2_handles_in_a_worker_were_opened_in_that_worker(many: Path) -> No
         assert dataset[1].image == expected(1)
     assert {id(shard) for shard in dataset._shards.values()} >= mine
     assert {shard.pid for shard in dataset._shards.values()} == {os.getpid()}
+
+
+READS: dict[str, Callable[[ShardDataset], object]] = {
+    "one": lambda dataset: dataset[0],
+    "batch": lambda dataset: dataset.__getitems__([0, 1]),
+    "large batch": lambda dataset: dataset.__getitems__([0, 1, 2] * 20),
+    "key": lambda dataset: dataset.key(0),
+    "label": lambda dataset: dataset.label(0),
+    "targets": lambda dataset: dataset.targets,
+    "find": lambda dataset: dataset.find("k00/0"),
+    "samples": lambda dataset: dataset.samples[0],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_no_way_to_read_uses_an_inherited_handle(many: Path, in_child: Callable[..., Any], read: str) -> None:
+    """Not even one that another dataset of the parent keeps alive."""
+    dataset, other = ShardDataset(many, decode="bytes"), ShardDataset(many, decode="bytes")
+    assert list(dataset) == list(other)
+
+    def child() -> set[bool]:
+        READS[read](dataset)
+        return {shard.pid == os.getpid() for shard in dataset._shards.values()}
+
+    assert in_child(child) == {True}
+    assert {shard.pid for shard in other._shards.values()} == {os.getpid()}
+
+
+def test_lock_held_at_fork_is_not_waited_for(many: Path, in_child: Callable[..., Any]) -> None:
+    dataset = ShardDataset(many, decode="bytes")
+    with handles._handles().lock:
+        assert in_child(lambda: dataset[0].image) == expected(0)
 
 
 def test_grandchild_opens_its_own_too(many: Path, in_child: Callable[..., Any]) -> None:
