@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from readers.layout import key_to_json, key_to_str
+from readers.layout import key_to_json
 
 __all__ = ["REASONS", "UNKNOWN", "Record", "Reject", "SourceImage"]
 
@@ -70,6 +70,3 @@ class Reject(NamedTuple):
             "reason": self.reason,
             "detail": self.detail,
         }
-
-    def __str__(self) -> str:
-        return f"{key_to_str(self.key)!r}: {self.reason}" + (f" ({self.detail})" if self.detail else "")

@@ -10,6 +10,8 @@ from typing import Any
 from readers.layout import counted
 from readers.manifest import Manifest
 
+from .rejects import describe
+
 __all__ = ["PackReport", "Tallies"]
 
 _SURPRISES = {
@@ -43,7 +45,7 @@ class Tallies:
         for reject in receipt["rejects"]:
             self.reasons[reject["reason"]] += 1
             if not self.first_reject:
-                self.first_reject = f"{reject['key']!r}: {reject['reason']} ({reject['detail']})"
+                self.first_reject = describe(reject)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from .options import PackOptions
 from .plan import assign_shards
 from .progress import Progress
 from .publish import OutputFolder, free_bytes, translate_os_errors
+from .rejects import RejectLimit
 from .report import PackReport, Tallies
 from .shard import ShardJob
 from .shuffle import shuffled
@@ -191,12 +192,12 @@ class _Run:
         columns: dict[str, list[Any]] = {
             name: [None] * plan.shards for name in ("records", "bytes", "shard_id", "blake3")
         }
-        tallies_so_far = _Rejects(allowed, plan.found, self._out)
+        limit = RejectLimit(allowed, plan.found, self._out)
 
         def keep(number: int, receipt: dict[str, Any]) -> None:
             for name, column in columns.items():
                 column[number] = receipt[name]
-            tallies_so_far.add(receipt)
+            limit.count(receipt)
 
         missing = []
         for number in range(plan.shards):
@@ -206,21 +207,20 @@ class _Run:
             else:
                 keep(number, receipt)
         self._output.drop_strays(set(range(plan.shards)) - set(missing), self._options.format)
-        if tallies_so_far.exceeded:
-            self._fail_over_rejects(plan, tallies_so_far)
         with Progress("packing", plan.found, quiet=self._quiet) as progress:
             progress.advance(sum(n for n in columns["records"] if n is not None))
 
             def done(number: int, receipt: dict[str, Any]) -> None:
                 keep(number, receipt)
-                if tallies_so_far.exceeded:
-                    raise _StopForRejectsError
+                limit.check()
 
             try:
+                limit.check()
                 workers = self._options.worker_count
                 run_shards(self._job(workers, len(missing)), missing, workers, done, progress.advance, self._executor)
-            except _StopForRejectsError:
-                self._fail_over_rejects(plan, tallies_so_far)
+            except TooManyRejectsError:
+                self._write_rejects(plan)
+                raise
         return self._tallies(plan), columns, plan.shards - len(missing)
 
     def _job(self, workers: int, shards: int) -> ShardJob:
@@ -250,10 +250,6 @@ class _Run:
             receipt = self._workspace.receipt(number)
             if receipt is not None:
                 yield receipt
-
-    def _fail_over_rejects(self, plan: Plan, rejects: _Rejects) -> None:
-        self._write_rejects(plan)
-        raise TooManyRejectsError(rejects.message())
 
     # -- the end
 
@@ -297,38 +293,6 @@ class _Run:
             self._out, manifest, _stored_tallies(self._out), self._notes(),
             seconds=time.monotonic() - self._started, resumed=len(manifest.shard_ids), already_done=True,
         )  # fmt: skip
-
-
-class _StopForRejectsError(Exception):
-    """Leaves the engine when there are too many rejects."""
-
-
-class _Rejects:
-    """Counts rejects against the bound."""
-
-    def __init__(self, allowed: int, found: int, out: str) -> None:
-        self._allowed = allowed
-        self._found = found
-        self._out = out
-        self._count = 0
-        self._first = ""
-
-    def add(self, receipt: dict[str, Any]) -> None:
-        self._count += len(receipt["rejects"])
-        if receipt["rejects"] and not self._first:
-            reject = receipt["rejects"][0]
-            self._first = f"{reject['key']!r}: {reject['reason']} ({reject['detail']})"
-
-    @property
-    def exceeded(self) -> bool:
-        return self._count > self._allowed
-
-    def message(self) -> str:
-        return (
-            f"{self._count:,} of {self._found:,} images rejected so far, more than the {self._allowed:,} that "
-            f"--max-rejects allows; first {self._first}. See {os.path.join(self._out, REJECTS_NAME)!r}; mend the files "
-            "and start again with --overwrite, or rerun with a larger --max-rejects to continue"
-        )
 
 
 def _check_paths(source: str, out: str) -> None:

@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .dataset import Sample, ShardDataset
+    from .dataset import ShardDataset
     from .errors import (
         ManifestError,
         ReaderError,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from .loader import collate, shard_loader
     from .manifest import Manifest
+    from .samples import Sample
 
 __all__ = [
     "Manifest",
@@ -46,7 +47,7 @@ __all__ = [
 
 _HOMES: Final = {
     "Manifest": "manifest",
-    "Sample": "dataset",
+    "Sample": "samples",
     "ShardDataset": "dataset",
     "collate": "loader",
     "shard_loader": "loader",

@@ -7,7 +7,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from .errors import ReaderError, RecordCorruptError, RecordDecodeError
 from .handles import Shard, open_shard
 from .layout import key_to_str, order_key, shuffle_key
 from .manifest import Manifest
+from .samples import KeysAndLabels, Sample, new_sample
 
 __all__ = ["Sample", "ShardDataset"]
 
@@ -28,15 +29,6 @@ _MOST_SHARDS: Final = 16_384
 Transform = Callable[[Any], Any]
 
 
-class Sample(NamedTuple):
-    """What training sees; ``image, target = dataset[i]`` works."""
-
-    image: Any
-    target: Any
-
-
-#: Makes a `Sample` in a third of the time of calling the class, which counts for small images.
-_new_sample = tuple.__new__
 _getpid = os.getpid
 
 
@@ -172,7 +164,7 @@ class ShardDataset(Dataset[Any]):
                 error.add_note(f"sample index {self.manifest.first_index(number) + error.position}")
                 raise
             if self._as_stored:
-                samples += map(_new_sample, repeat(Sample), zip(images, labels, strict=True))
+                samples += map(new_sample, repeat(Sample), zip(images, labels, strict=True))
                 continue
             rows = zip(images, labels, ascending[part].tolist(), positions.tolist(), strict=True)
             samples += [self._sample(data, label, index, shard, position) for data, label, index, position in rows]
@@ -246,7 +238,7 @@ class ShardDataset(Dataset[Any]):
         target = label if self.target_transform is None else self.target_transform(label)
         if self._extras:
             return self._with_extras((image, target), index, shard, position)
-        return _new_sample(Sample, (image, target))
+        return new_sample(Sample, (image, target))
 
     def _decoded(self, data: bytes, index: int, shard: Shard, position: int) -> Any:
         assert self._decoder is not None
@@ -286,7 +278,7 @@ class ShardDataset(Dataset[Any]):
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
         """(key, label) of every sample, read when asked for; nothing is kept in memory."""
-        return _Samples(self)
+        return KeysAndLabels(self.key, self.label, len(self))
 
     def _column(self, number: int, name: str) -> npt.NDArray[Any]:
         shard, _ = self._locate(self.manifest.first_index(number)) if self.manifest.shard_records[number] else (None, 0)
@@ -348,21 +340,6 @@ class ShardDataset(Dataset[Any]):
         ]
         lines += [f"    transform: {self.transform!r}"] if self.transform is not None else []
         return "\n".join(lines)
-
-
-class _Samples(Sequence[tuple[str, int]]):
-    """(key, label) pairs of a dataset, read on access."""
-
-    def __init__(self, dataset: ShardDataset) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._dataset.key(index), self._dataset.label(index)
 
 
 def _checked_extras(extras: Iterable[str]) -> tuple[str, ...]:

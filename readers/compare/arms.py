@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset
 
-from ..dataset import Sample, ShardDataset, Transform
+from ..dataset import ShardDataset, Transform
 from ..decode import Decoder, make_decoder
 from ..errors import UnfinishedSetError
 from ..layout import key_to_str
 from ..manifest import Manifest
+from ..samples import Sample
 from .options import CompareError, CompareUsageError
 
 __all__ = ["Arm", "FileSamples", "FilesArm", "SetArm", "SquareTensor", "draw", "make_arms", "open_sets"]
