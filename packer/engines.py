@@ -16,7 +16,7 @@ from typing import Any, Final
 from .errors import PackError
 from .shard import ShardJob, pack_shard
 
-__all__ = ["run_shards"]
+__all__ = ["prepare", "run_shards"]
 
 _TRIES: Final = 3
 _POLL_SECONDS: Final = 0.2
@@ -150,14 +150,19 @@ class _Pool:
 
 def _context() -> BaseContext:
     # fork would copy the locks of this process's threads; spawn works everywhere, forkserver starts faster.
+    prepare()
+    has_forkserver = "forkserver" in multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if has_forkserver else "spawn")
+
+
+def prepare() -> None:
+    """Let the process that workers are forked from start and import what they need, while this one scans.
+
+    SIGINT is blocked in it: workers must not die of a Ctrl-C before they can ignore it.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    _start_deaf_server()
-    return multiprocessing.get_context("forkserver")
-
-
-def _start_deaf_server() -> None:
-    """Start the fork server with SIGINT blocked: its children must not die of a Ctrl-C before they can ignore it."""
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload([pack_shard.__module__])
     resource_tracker.ensure_running()  # first: when it has started, it unblocks SIGINT itself
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -7,7 +7,7 @@ import os
 import stat
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -58,11 +58,18 @@ class Ingest:
         # Stated, so that a caller who has changed Pillow's own limit gets the same set.
         self._max_pixels = DEFAULT_MAX_PIXELS if max_pixels is None else max_pixels
 
-    def each(self, images: Iterable[SourceImage], threads: int = 1) -> Iterator[Record | Reject]:
-        """Ingest files in order, ``threads`` at a time; holds at most 32 MiB or one file beyond that."""
-        if threads == 1:
-            yield from map(self.one, images)
-            return
+    def each(self, images: Iterable[SourceImage], threads: int = 1) -> Generator[Record | Reject, None, None]:
+        """Ingest files in order, ``threads`` at a time; holds at most 32 MiB or one file beyond that.
+
+        Close it if you stop early: Pillow's switches stay turned until then.
+        """
+        with quiet_pillow(strict=True):  # once for all: `_look` then finds the switches turned
+            if threads == 1:
+                yield from map(self.one, images)
+            else:
+                yield from self._side_by_side(images, threads)
+
+    def _side_by_side(self, images: Iterable[SourceImage], threads: int) -> Iterator[Record | Reject]:
         with ThreadPoolExecutor(threads, "ingest") as pool:
             flying: deque[tuple[int, Future[Record | Reject]]] = deque()
             total = 0

@@ -15,7 +15,7 @@ from readers.layout import CONTAINERS, REJECTS_NAME, canonical_json, shard_name
 from readers.manifest import Manifest
 
 from .classes import labels_for
-from .engines import run_shards
+from .engines import prepare, run_shards
 from .errors import PackError, PackUsageError, PlanDiffersError, TooManyRejectsError
 from .finished import compare_finished
 from .items import SourceImage
@@ -93,6 +93,8 @@ class _Run:
                     return self._already_done()
                 finally:
                     self._output.finish()
+            if self._executor is None and self._options.worker_count > 1:
+                prepare()
             try:
                 with translate_os_errors(self._out):
                     plan = self._plan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,14 +68,15 @@ def _write(job: ShardJob, workspace: Workspace, number: int, private: PrivateFil
     writer = WRITERS[job.container](private)
     progress = _Progress(advance)
     try:
-        for item in ingest.each(workspace.candidates(number), job.threads):
-            if isinstance(item, Record):
-                writer.add(item)
-                counts.add(item)
-                progress.add(len(item.image))
-            else:
-                rejects.append(item)
-                progress.add(0)
+        with closing(ingest.each(workspace.candidates(number), job.threads)) as items:
+            for item in items:
+                if isinstance(item, Record):
+                    writer.add(item)
+                    counts.add(item)
+                    progress.add(len(item.image))
+                else:
+                    rejects.append(item)
+                    progress.add(0)
         finished = writer.finish()
     except BaseException:
         writer.abandon()

@@ -33,6 +33,8 @@ ORIENTATIONS: Final = {
 #: Pillow's limit as shipped: larger images are a DecompressionBombError.
 DEFAULT_MAX_PIXELS: Final = 178_956_970
 
+#: Where Pillow looks for the orientation of a JPEG.
+_METADATA: Final = frozenset(("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"))
 _ORIENTATION_TAG: Final = 0x0112
 
 # Pillow's own tests for the formats on the allow-list, first bytes only.
@@ -116,6 +118,8 @@ def orientation_of(image: Image.Image, *, may_load: bool = True) -> int:
     Raises:
         Anything that Pillow raises on a broken EXIF block, or on damaged pixels if it has to decode.
     """
+    if image.format == "JPEG" and _METADATA.isdisjoint(image.info):
+        return 0  # as below, in a tenth of the time: most files of a training set have no metadata
     exif = image.getexif() if may_load else Image.Image.getexif(image)
     value = exif.get(_ORIENTATION_TAG)
     return value if isinstance(value, int) and 1 <= value <= 8 else 0
@@ -198,7 +202,8 @@ def quiet_pillow(*, strict: bool = False) -> Iterator[_Seen]:
             warnings count even if the process has shown them before.
 
     Yields:
-        An object whose ``count`` is the number of Pillow's warnings in this thread since entering.
+        An object whose ``count`` is the number of Pillow's warnings in this thread since entering; whoever stays
+        inside for many images sets it to 0 before each.
     """
     _guard.enter(strict)
     if strict:

@@ -187,6 +187,14 @@ def test_short_reads_are_finished(tmp_path: Path, image_tree: Tree, monkeypatch:
 
 # -- what Pillow raises
 
+
+def upright() -> bytes:
+    """An EXIF block, without which Pillow is not asked for metadata."""
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    return exif.tobytes()
+
+
 EXCEPTIONS = [
     OSError("image file is truncated (7 bytes not processed)"), OSError(errno.EIO, "I/O"), ValueError("x"),
     SyntaxError("broken PNG file"), IndexError("x"), KeyError("x"), TypeError("x"), AttributeError("x"), EOFError(),
@@ -224,7 +232,8 @@ def throw(error: BaseException, *_: Any, **__: Any) -> None:
 @pytest.fixture
 def marked(tmp_path: Path, make_tree: Tree, draw_image: Draw) -> Path:
     """A file for each of `EXCEPTIONS`, and one that is good."""
-    files = {f"c/{number:02d}.jpg": draw_image(number) + b"marker%02d" % number for number in range(len(EXCEPTIONS))}
+    images = [draw_image(number, exif=upright()) for number in range(len(EXCEPTIONS))]
+    files = {f"c/{number:02d}.jpg": image + b"marker%02d" % number for number, image in enumerate(images)}
     return make_tree(tmp_path / "s", files | {"c/good.jpg": draw_image(99)})
 
 
@@ -259,7 +268,7 @@ def test_memory_errors_and_interrupts_end_the_run(
     tmp_path: Path, make_tree: Tree, draw_image: Draw, monkeypatch: pytest.MonkeyPatch,
     stage: str, error: BaseException, workers: int,
 ) -> None:  # fmt: skip
-    root = make_tree(tmp_path / "s", {"c/a.jpg": draw_image(1), "c/b.jpg": draw_image(2) + b"marker00"})
+    root = make_tree(tmp_path / "s", {"c/a.jpg": draw_image(1), "c/b.jpg": draw_image(2, exif=upright()) + b"marker00"})
     raise_from_pillow(monkeypatch, stage, [error])
     filters = list(warnings.filters)
     with pytest.raises(type(error)):

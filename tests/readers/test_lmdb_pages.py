@@ -232,6 +232,22 @@ def test_page_that_is_its_own_child_is_refused(sample: tuple[bytes, list[bytes]]
     assert damaged_read(bytes(mutated), []) is None
 
 
+def test_page_in_the_place_of_another_is_refused(sample: tuple[bytes, list[bytes]]) -> None:
+    """As a disk does that writes to the wrong sector: every page is good, and one is not where it belongs."""
+    original, _ = sample
+    leaves = [
+        page for page in range(2, len(original) // 4096)
+        if struct.unpack_from("<QHH", original, page * 4096)[::2] == (page, 2)
+    ]  # fmt: skip
+    assert len(leaves) > 1
+    mutated = bytearray(original)
+    for here, there in zip(leaves, leaves[1:] + leaves[:1], strict=True):
+        mutated[here * 4096 : here * 4096 + 4096] = original[there * 4096 : there * 4096 + 4096]
+    assert damaged_read(bytes(mutated), []) is None
+    with pytest.raises(LmdbPageError):
+        LmdbFile(lambda length, offset: bytes(mutated[offset : offset + length]), len(mutated)).find(b"0000")
+
+
 def root_page(data: bytes) -> int:
     """Of the newer meta page: header 16, magic and version 8, address and map size 16, free list 48, then main."""
     metas = []
