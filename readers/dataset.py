@@ -25,6 +25,8 @@ __all__ = ["Sample", "ShardDataset"]
 _EXTRAS: Final = ("index", "key")
 #: Shards a dataset keeps mapped at once: Linux allows 65,530 mappings a process (vm.max_map_count).
 _MOST_SHARDS: Final = 16_384
+#: Indices a shard from which on reading them together is quicker than one by one.
+_WORTH_GROUPING: Final = 8
 
 Transform = Callable[[Any], Any]
 
@@ -155,6 +157,13 @@ class ShardDataset(Dataset[Any]):
         checked = self._checked_array(indices)
         order = checked.argsort(kind="stable")
         ascending = checked[order]
+        if len(ascending) < _WORTH_GROUPING * len(self.manifest.shard_ids):
+            samples = [self[index] for index in ascending.tolist()]
+        else:
+            samples = self._grouped(ascending)
+        return [samples[rank] for rank in order.argsort().tolist()]
+
+    def _grouped(self, ascending: npt.NDArray[np.int64]) -> list[Any]:
         samples: list[Any] = []
         for number, part, positions in self.manifest.locate_sorted(ascending):
             shard = self._shard(number)
@@ -168,7 +177,7 @@ class ShardDataset(Dataset[Any]):
                 continue
             rows = zip(images, labels, ascending[part].tolist(), positions.tolist(), strict=True)
             samples += [self._sample(data, label, index, shard, position) for data, label, index, position in rows]
-        return [samples[rank] for rank in order.argsort().tolist()]
+        return samples
 
     @property
     def _as_stored(self) -> bool:

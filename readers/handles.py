@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, Final
@@ -32,16 +32,19 @@ __all__ = ["Shard", "open_shard"]
 _IMAGE_ROW: Final = struct.Struct("<QII16xq")
 _KEY_ROW: Final = struct.Struct("<16xQII")
 
-#: Most descriptors held, whatever the limit; and the share of the limit that is left to the user.
+#: Most descriptors held; of the process's limit an eighth, at least these, are left to others (pipes, sockets, h5py).
 _MOST_DESCRIPTORS: Final = 1024
-_LEFT_TO_USER: Final = 2
+_ASK_EVERY: Final = 64
+_LEFT_TO_USER: Final = 48
 
 #: Fewer records than this are read one by one: gathering their rows at once would cost more.
 _FEW: Final = 16
 #: Records read before their checksums are computed: few enough to be in the processor's cache still.
 _AT_ONCE: Final = 16
 
+# Bound here: they run for every record, or (open, close) for every record of a set with more shards than descriptors.
 _crc32c = google_crc32c.value
+_open, _close, _getpid = os.open, os.close, os.getpid
 
 
 class _File:
@@ -49,13 +52,11 @@ class _File:
 
     __slots__ = ("fd",)
 
-    def __init__(self, path: str) -> None:
-        self.fd = -1
-        self.fd = os.open(path, O_READ)
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        _close(self.fd)
 
 
 class Shard:
@@ -65,11 +66,25 @@ class Shard:
         path: The shard's file.
         records: Number of records.
         pid: The process that opened it; it is never used in another.
+        shard_id: BLAKE3-128 of its index.
+        reference: A weak reference to it.
+        values_offset: Where the offsets of its index count from, in bytes from the start of the file.
     """
 
     __slots__ = (
-        "__weakref__", "_base", "_block_rows", "_blocks", "_file", "_identity", "_rows", "_values_bytes", "path",
-        "pid", "records", "shard_id",
+        "__weakref__",
+        "_block_rows",
+        "_blocks",
+        "_file",
+        "_identity",
+        "_rows",
+        "_values_bytes",
+        "path",
+        "pid",
+        "records",
+        "reference",
+        "shard_id",
+        "values_offset",
     )  # fmt: skip
 
     def __init__(self, path: str, shard_id: str, records: int, file_bytes: int, container: str) -> None:
@@ -77,7 +92,8 @@ class Shard:
         self.pid = os.getpid()
         self.shard_id = shard_id
         self.records = records
-        self._file: _File | None = _File(path)
+        self.reference = ref(self)
+        self._file: _File | None = _File(_open(path, O_READ))
         fd = self._file.fd
         stat = os.fstat(fd)
         self._identity = (stat.st_dev, stat.st_ino)
@@ -88,7 +104,7 @@ class Shard:
             raise ShardCorruptError(f"{path}: {error}. Copy it again or repack the set") from error
         self._check(geometry.shard_id == shard_id, "another shard's id: shards were swapped or mixed")
         self._check(geometry.records == records, f"{geometry.records:,} records, not {records:,}")
-        self._base, self._values_bytes = geometry.values_offset, geometry.values_bytes
+        self.values_offset, self._values_bytes = geometry.values_offset, geometry.values_bytes
         self._block_rows = geometry.block_rows
         self._map_index(fd, geometry)
 
@@ -133,7 +149,7 @@ class Shard:
         offset, length, crc, label = _IMAGE_ROW.unpack_from(self._rows, self._row_start(position))
         if offset + length <= self._values_bytes:
             file = self._file or _reopen(self)  # held until the read is done: eviction must not close it
-            data = pread(file.fd, length, self._base + offset)
+            data = pread(file.fd, length, self.values_offset + offset)
             if _crc32c(data) == crc:
                 return data, label
         return self._second_look(position, "image", offset, length, crc), label
@@ -149,7 +165,7 @@ class Shard:
             pairs = [self.image(position) for position in positions.tolist()]
             return [data for data, _ in pairs], [label for _, label in pairs]
         file = self._file or _reopen(self)
-        places = (rows["image_offset"].astype(np.int64) + self._base).tolist()
+        places = (rows["image_offset"].astype(np.int64) + self.values_offset).tolist()
         lengths, crcs = rows["image_length"].tolist(), rows["image_crc32c"].tolist()
         images: list[bytes] = []
         for start in range(0, len(places), _AT_ONCE):
@@ -199,9 +215,12 @@ class Shard:
         data = b""
         if offset + length <= self._values_bytes:
             file = self._file or _reopen(self)
-            data = _read_whole(file.fd, length, self._base + offset)
+            data = _read_whole(file.fd, length, self.values_offset + offset)
             if _crc32c(data) == crc and len(data) == length:
                 return data
+            # Asked only now: looking at each reopened file would cost more than opening it.
+            stat = os.fstat(file.fd)
+            self._check((stat.st_dev, stat.st_ino) == self._identity, "replaced while it was in use")
         raise self._corrupt(position, field, len(data), length)
 
     def _corrupt(self, position: int, field: str, found: int, length: int) -> RecordCorruptError:
@@ -220,19 +239,12 @@ class Shard:
         except (ReaderError, OSError):
             return None
 
-    def close_file(self) -> None:
-        """Let the descriptor go; the next read reopens it."""
-        self._file = None
-
     def reopen_file(self) -> _File:
-        """Open the descriptor again, refusing another file under the old name."""
+        """Open the descriptor again; what is read through it is checked as ever."""
         try:
-            file = _File(self.path)
+            file = self._file = _File(_open(self.path, O_READ))
         except FileNotFoundError:
             raise ShardNotFoundError(f"{self.path}: the shard was deleted while it was in use") from None
-        stat = os.fstat(file.fd)
-        self._check((stat.st_dev, stat.st_ino) == self._identity, "replaced while it was in use")
-        self._file = file
         return file
 
     def __repr__(self) -> str:
@@ -250,6 +262,11 @@ def _read_whole(fd: int, length: int, offset: int) -> bytes:
     return data
 
 
+def _share(limit: int) -> int:
+    """Descriptors of a process's limit that shards may take."""
+    return limit - max(_LEFT_TO_USER, limit // 8)
+
+
 class _Handles:
     """This process's handles. A forked child gets a new, empty one (see `_handles`)."""
 
@@ -259,16 +276,21 @@ class _Handles:
         self.lock = threading.Lock()
         # Weak: a shard lives as long as a dataset that reads it.
         self.shards: WeakValueDictionary[tuple[str, str], Shard] = WeakValueDictionary()
-        self.opened: OrderedDict[int, ref[Shard]] = OrderedDict()
+        self._opened: deque[ref[Shard]] = deque()
+        self._most = 0
+        self._until_asked = 0
 
     def keep_file(self, shard: Shard) -> None:
         """Count a shard's descriptor; the one opened longest ago is closed when there are too many."""
-        self.opened[id(shard)] = ref(shard)
-        most = max(1, min(_MOST_DESCRIPTORS, descriptor_limit() // _LEFT_TO_USER))
-        while len(self.opened) > most:
-            oldest = self.opened.popitem(last=False)[1]()
+        self._opened.append(shard.reference)
+        if self._until_asked == 0:  # the limit may change while we run, but asking each time would cost a fifth
+            self._most = max(1, min(_MOST_DESCRIPTORS, _share(descriptor_limit())))
+            self._until_asked = _ASK_EVERY
+        self._until_asked -= 1
+        while len(self._opened) > self._most:
+            oldest = self._opened.popleft()()
             if oldest is not None:
-                oldest.close_file()
+                oldest._file = None  # closed when nobody reads through it any more
 
 
 _current = _Handles()
@@ -276,7 +298,7 @@ _current = _Handles()
 
 def _handles() -> _Handles:
     global _current
-    if _current.pid != os.getpid():
+    if _current.pid != _getpid():
         # An inherited descriptor shares its file with the parent: drop it, and open our own.
         _current = _Handles()
     return _current

@@ -10,6 +10,11 @@ import threading
 import weakref
 from typing import Any, Final, TextIO
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 __all__ = ["O_READ", "descriptor_limit", "map_file", "pread", "printable", "usable_cores"]
 
 #: Flags to open a file for reading; O_BINARY and O_CLOEXEC exist on one side of the fence each.
@@ -31,9 +36,7 @@ else:  # Windows: one lock, since the file position is shared by all threads
 
 def descriptor_limit() -> int:
     """How many files this process may have open (the soft limit)."""
-    try:
-        import resource
-    except ImportError:
+    if resource is None:
         return _DEFAULT_DESCRIPTORS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _DEFAULT_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft

@@ -123,7 +123,7 @@ def test_flips_in_values_and_index_are_all_noticed(tiny: Any) -> None:
     shard = tiny.open()
     rows = shard.rows().copy()
     spans = [
-        (shard._base + int(row[f"{field}_offset"]), int(row[f"{field}_length"]))
+        (shard.values_offset + int(row[f"{field}_offset"]), int(row[f"{field}_length"]))
         for row in rows
         for field in ("image", "key")
     ]
@@ -224,7 +224,7 @@ def test_record_error_names_shard_record_key_and_index(small_copy: Any) -> None:
 def test_damaged_key_does_not_hide_the_image(small_copy: Any) -> None:
     path = small_copy.shard_file(0)
     data = bytearray(path.read_bytes())
-    places = small_copy.open(0).rows()["key_offset"] + small_copy.open(0)._base
+    places = small_copy.open(0).rows()["key_offset"] + small_copy.open(0).values_offset
     data[int(places[3])] ^= 1
     path.write_bytes(data)
     dataset = ShardDataset(small_copy.root, decode="bytes")

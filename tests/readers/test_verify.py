@@ -33,7 +33,7 @@ def shard_file(root: Path, number: int) -> Path:
 def value_place(root: Path, number: int, position: int, field: str) -> int:
     """Where in the file a value begins."""
     shard = open_shard(str(root), Manifest.load(root), number)
-    return shard._base + int(shard.rows()[f"{field}_offset"][position])
+    return shard.values_offset + int(shard.rows()[f"{field}_offset"][position])
 
 
 def flip(path: Path, offset: int) -> None:
