@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from .decode import Decoder, make_decoder
 from .errors import ReaderError, RecordCorruptError, RecordDecodeError
 from .handles import Shard, open_shard
-from .layout import key_to_str, order_key, shuffle_key
+from .layout import counted, key_to_str, order_key, shuffle_key
 from .manifest import Manifest
 from .samples import KeysAndLabels, Sample, new_sample
 
@@ -343,7 +343,7 @@ class ShardDataset(Dataset[Any]):
         manifest = self.manifest
         lines = [
             f"{type(self).__name__} {self.root}",
-            f"    {manifest.records:,} samples in {len(manifest.shard_ids):,} {manifest.container} shards",
+            f"    {counted(manifest.records, 'sample')} in {counted(len(manifest.shard_ids), manifest.container + ' shard')}",
             f"    classes: {len(manifest.classes)}" if manifest.classes is not None else "    no labels",
             f"    decode: {self._decode if isinstance(self._decode, str) else repr(self._decode)}",
         ]
