@@ -341,9 +341,10 @@ class ShardDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         manifest = self.manifest
+        shards = counted(len(manifest.shard_ids), f"{manifest.container} shard")
         lines = [
             f"{type(self).__name__} {self.root}",
-            f"    {counted(manifest.records, 'sample')} in {counted(len(manifest.shard_ids), manifest.container + ' shard')}",
+            f"    {counted(manifest.records, 'sample')} in {shards}",
             f"    classes: {len(manifest.classes)}" if manifest.classes is not None else "    no labels",
             f"    decode: {self._decode if isinstance(self._decode, str) else repr(self._decode)}",
         ]
