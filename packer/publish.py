@@ -26,7 +26,7 @@ __all__ = ["OutputFolder", "PrivateFile", "free_bytes", "translate_os_errors"]
 _WORK: Final = ".pack"
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.ENOTSUP}
 _NO_LOCKS: Final = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOTSUP}
-_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class PrivateFile:
@@ -325,7 +325,9 @@ def translate_os_errors(path: str) -> Iterator[None]:
         if isinstance(error, PackError):
             raise
         what = error.strerror or str(error)
-        if error.errno in _NO_SPACE:
+        if error.errno == errno.EFBIG:
+            what += ": a limit on the size of files (ulimit -f). Raise it, or use a smaller --shard-size"
+        elif error.errno in _NO_SPACE:
             with contextlib.suppress(OSError):
                 what += f", {free_bytes(path if os.path.isdir(path) else os.path.dirname(path) or '.'):,} bytes free"
             what += ". Make room and rerun the same command to continue"

@@ -151,7 +151,7 @@ class PackReport:
             f"{self.bytes / 2**20:,.1f} MiB ({self.bytes / max(self.payload_bytes, 1):.3f} of the payload), "
             f"{self.seconds:,.1f} s, {rate:,.0f} images/s",
             f"found {self.found:,} = packed {self.packed:,} + rejected {self.rejected:,}"
-            + (f"; {self.resumed:,} shards were there from an earlier run" if self.resumed else ""),
+            + (f"; {counted(self.resumed, 'shard')} from an earlier run" if self.resumed else ""),
         ]
         if self.formats and "unknown" not in self.formats:
             lines.append(f"formats: {_listed(self.formats)}; modes: {_listed(self.modes)}")

@@ -17,9 +17,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from .imaging import ORIENTATIONS, open_image, orientation_of, quiet_pillow
+
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Decoder", "make_decoder", "to_rgb"]
 
 Decoder = Callable[[bytes], Any]
+_JPEG_START: Final = b"\xff\xd8\xff"
+_FAST_MOST_PIXELS: Final = 1 << 24
 DECODE_NAMES: Final = ("pil", "tensor", "bytes")
 _WHITE: Final = (255, 255, 255)
 
@@ -76,12 +84,35 @@ class _TensorDecoder:
 
     def __init__(self, exif_transpose: bool, max_pixels: int | None) -> None:
         self._to_pil = _PilDecoder(exif_transpose, max_pixels)
+        self._may_be_fast = not exif_transpose
+        self._max_pixels = max_pixels
 
     def __call__(self, data: bytes) -> torch.Tensor:
         import torch
 
-        pixels = np.array(self._to_pil(data))
+        pixels = _plain_jpeg(data, self._max_pixels) if self._may_be_fast else None
+        if pixels is None:
+            pixels = np.array(self._to_pil(data))
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def _plain_jpeg(data: bytes, max_pixels: int | None) -> npt.NDArray[np.uint8] | None:
+    """A JPEG by simplejpeg (extra "fast"): the pixels of Pillow's path, in less time; None for all else.
+
+    What simplejpeg refuses or converts in another way than Pillow (CMYK, damaged files) goes to Pillow.
+    """
+    if simplejpeg is None or not data.startswith(_JPEG_START):
+        return None
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        # Pillow's path looks at the limits, so whatever might be over one goes there.
+        limits = (_FAST_MOST_PIXELS, max_pixels, Image.MAX_IMAGE_PIXELS)
+        if colorspace not in ("YCbCr", "Gray") or height * width > min(n for n in limits if n is not None):
+            return None
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB")
+    except ValueError:
+        return None
+    return pixels
 
 
 def _orientation_or_0(image: Image.Image) -> int:

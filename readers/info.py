@@ -144,5 +144,6 @@ def _same_length_and_crc(root: str, manifest: Manifest) -> list[tuple[int, int]]
 
 
 def _listed(counts: dict[str, int], most: int = 8) -> str:
-    shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:most])
+    items = list(counts.items())[:most]
+    shown = ", ".join(f"{name if name.isprintable() else repr(name)} {count:,}" for name, count in items)
     return shown + (f", ... ({len(counts):,} in all)" if len(counts) > most else "")

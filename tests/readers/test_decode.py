@@ -659,3 +659,46 @@ def test_samples_own_their_memory() -> None:
     first, second = to_tensor(data), to_tensor(data)
     first.zero_()
     assert second.sum() > 0
+
+
+def tensors_both_ways(data: bytes, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
+    """What "tensor" makes of an image with simplejpeg and without; an error's type where it raises."""
+    found: list[Any] = []
+    for module in (pytest.importorskip("simplejpeg"), None):
+        with monkeypatch.context() as patch:
+            patch.setattr("readers.decode.simplejpeg", module)
+            try:
+                found.append(make_decoder("tensor", **options)(data).tolist())  # type: ignore[misc]
+            except Exception as error:  # noqa: BLE001  whatever it is, both ways must agree
+                found.append(type(error))
+    return found
+
+
+@pytest.mark.parametrize("quality", [30, 85, 100])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("size", [(64, 48), (65, 49), (1, 1), (17, 200)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_simplejpeg_gives_the_pixels_of_pillow(
+    draw_image: Any, monkeypatch: pytest.MonkeyPatch, quality: int, subsampling: int, size: tuple[int, int], mode: str
+) -> None:
+    for progressive in (False, True):
+        data = draw_image(1, size, mode, quality=quality, subsampling=subsampling, progressive=progressive)
+        fast, plain = tensors_both_ways(data, monkeypatch)
+        assert fast == plain
+
+
+def test_simplejpeg_gives_the_pixels_of_pillow_on_photos_and_hard_files(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [*sorted((shared_data / "photos").rglob("*.jpg"))[::20], *sorted((shared_data / "hard").iterdir())]
+    for path in files:
+        if path.stat().st_size < 200_000:
+            fast, plain = tensors_both_ways(path.read_bytes(), monkeypatch)
+            assert fast == plain, path.name
+
+
+def test_simplejpeg_respects_the_pixel_limits(draw_image: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = draw_image(1, (64, 48))
+    assert tensors_both_ways(data, monkeypatch, max_pixels=64 * 48 - 1) == [Image.DecompressionBombError] * 2
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert tensors_both_ways(data, monkeypatch) == [Image.DecompressionBombError] * 2
