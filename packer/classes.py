@@ -12,6 +12,8 @@ from .errors import PackUsageError
 
 __all__ = ["labels_for"]
 
+_MOST_CHARACTERS = 100_000_000
+
 
 def labels_for(
     folders: list[str] | None, class_map: str | os.PathLike[str] | None
@@ -39,9 +41,12 @@ def labels_for(
 def _mapped_classes(path: str) -> list[str]:
     if os.path.isdir(path) or os.path.basename(path) == MANIFEST_NAME:
         return _classes_of_set(path if os.path.isdir(path) else os.path.dirname(path) or ".")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise PackUsageError(f"class map {path!r} is neither a packed set nor a file of class names")
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            names = file.read().split("\n")
+        # utf-8-sig: some editors begin a file with a byte order mark, which belongs to no name
+        with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
+            names = file.read(_MOST_CHARACTERS).split("\n")
     except OSError as error:
         raise PackUsageError(f"class map {path!r} cannot be read: {error.strerror}") from error
     while names and not names[-1]:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import IO, Final
 
 from readers.layout import CONTAINERS, FORMAT, MANIFEST_NAME, REJECTS_NAME, SHARDS_NAME, shard_name
+from readers.system import file_size_limit
 
 from .errors import PackError, PackUsageError
 
@@ -26,7 +27,7 @@ __all__ = ["OutputFolder", "PrivateFile", "free_bytes", "translate_os_errors"]
 _WORK: Final = ".pack"
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.ENOTSUP}
 _NO_LOCKS: Final = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOTSUP}
-_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
+_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class PrivateFile:
@@ -325,13 +326,18 @@ def translate_os_errors(path: str) -> Iterator[None]:
         if isinstance(error, PackError):
             raise
         what = error.strerror or str(error)
-        if error.errno == errno.EFBIG:
-            what += ": a limit on the size of files (ulimit -f). Raise it, or use a smaller --shard-size"
-        elif error.errno in _NO_SPACE:
-            with contextlib.suppress(OSError):
-                what += f", {free_bytes(path if os.path.isdir(path) else os.path.dirname(path) or '.'):,} bytes free"
-            what += ". Make room and rerun the same command to continue"
+        if error.errno in _NO_SPACE:
+            what += _room(path) + ". Make room and rerun the same command to continue"
         raise PackError(f"cannot write to {path!r}: {what}") from error
+
+
+def _room(path: str) -> str:
+    """What is free, and whether the process may write files of any size: for the message of a failed write."""
+    facts = ""
+    with contextlib.suppress(OSError):
+        facts = f", {free_bytes(path if os.path.isdir(path) else os.path.dirname(path) or '.'):,} bytes free"
+    limit = file_size_limit()
+    return facts if limit is None else f"{facts}, but a file may have {limit:,} bytes at most (ulimit -f)"
 
 
 def read_json(path: str) -> object:

@@ -15,7 +15,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["O_READ", "descriptor_limit", "map_file", "pread", "printable", "usable_cores"]
+__all__ = ["O_READ", "descriptor_limit", "file_size_limit", "map_file", "pread", "printable", "usable_cores"]
 
 #: Flags to open a file for reading; O_BINARY and O_CLOEXEC exist on one side of the fence each.
 O_READ: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -40,6 +40,14 @@ def descriptor_limit() -> int:
         return _DEFAULT_DESCRIPTORS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _DEFAULT_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def file_size_limit() -> int | None:
+    """Bytes that a file of this process may have (the soft limit), or None for any number."""
+    if resource is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def usable_cores() -> int:

@@ -135,8 +135,6 @@ def _translated() -> Iterator[None]:
         raise MemoryError(str(error)) from error
     except lmdb.Error as error:
         text = str(error)
-        if "File too large" in text:
-            raise OSError(errno.EFBIG, f"File too large for an LMDB shard ({text})") from error
-        if "No space left" in text or "Input/output error" in text:
+        if "No space left" in text or "Input/output error" in text or "File too large" in text:
             raise OSError(errno.ENOSPC, f"no space left for an LMDB shard ({text})") from error
         raise PackError(f"LMDB failed: {text}. This is a fault of shardpack or of LMDB, not of your images") from error
