@@ -16,7 +16,7 @@ from typing import Any, Final
 from .errors import PackError
 from .shard import ShardJob, pack_shard
 
-__all__ = ["prepare", "run_shards"]
+__all__ = ["prepare", "refuse_unguarded_script", "run_shards"]
 
 _TRIES: Final = 3
 _POLL_SECONDS: Final = 0.2
@@ -71,7 +71,8 @@ def _run_pool(job: ShardJob, pending: list[int], workers: int, done: Done, advan
             worst = max(suspects, key=lambda number: tries[number])
             if tries[worst] >= _TRIES and width == 1:
                 raise PackError(
-                    f"the worker that packs shard {worst} was killed {_TRIES} times (out of memory?). "
+                    f"the worker that packs shard {worst} died {_TRIES} times (out of memory? or a script that calls "
+                    'pack() without `if __name__ == "__main__":`). '
                     "All finished shards are kept; rerun the same command to continue"
                 ) from error
             pending = suspects + [n for n in pending if n not in finished and n not in suspects]
@@ -153,6 +154,15 @@ def _context() -> BaseContext:
     prepare()
     has_forkserver = "forkserver" in multiprocessing.get_all_start_methods()
     return multiprocessing.get_context("forkserver" if has_forkserver else "spawn")
+
+
+def refuse_unguarded_script() -> None:
+    """Stop a worker that, importing the user's script, has come upon its call of ``pack`` again."""
+    # The flag that multiprocessing itself asks for before it starts a process (spawn._check_not_importing_main).
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(
+            'pack() must be called under `if __name__ == "__main__":`, since its workers import the script'
+        )
 
 
 def prepare() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from readers.handles import open_shard
+from readers.info import info
 from readers.layout import REJECTS_NAME, key_from_json, key_to_str
 from readers.manifest import Manifest
 
@@ -15,7 +16,7 @@ from .errors import PackError
 from .items import UNKNOWN, SourceImage
 from .workspace import ListingDigest
 
-__all__ = ["compare_finished"]
+__all__ = ["compare_finished", "finished_receipt"]
 
 _ADVICE: Final = "Put it back, or start again with --overwrite"
 
@@ -50,6 +51,17 @@ def compare_finished(out: str, manifest: Manifest, images: Iterable[SourceImage]
     )
 
 
+def finished_receipt(out: str) -> dict[str, Any]:
+    """One receipt for a whole finished set, whose own are gone: counts by kind, payload, rejects.
+
+    Raises:
+        ReaderError: The set is damaged.
+    """
+    facts = info(out)
+    counts = {kind: facts[kind] for kind in ("formats", "modes", "orientations", "flags")}
+    return {"counts": counts, "payload_bytes": facts["payload_bytes"], "rejects": list(_reject_lines(out))}
+
+
 def _stored(out: str, manifest: Manifest) -> Iterator[tuple[bytes, int]]:
     """(key, image length) of every record."""
     for number, records in enumerate(manifest.shard_records):
@@ -61,8 +73,11 @@ def _stored(out: str, manifest: Manifest) -> Iterator[tuple[bytes, int]]:
 
 
 def _rejected(out: str) -> set[bytes]:
+    return {key_from_json(line) for line in _reject_lines(out)}
+
+
+def _reject_lines(out: str) -> Iterator[dict[str, Any]]:
     path = os.path.join(out, REJECTS_NAME)
-    if not os.path.exists(path):
-        return set()
-    with open(path, "rb") as file:
-        return {key_from_json(json.loads(line)) for line in file}
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            yield from map(json.loads, file)

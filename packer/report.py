@@ -143,7 +143,7 @@ class PackReport:
         labels = "no labels" if self.classes is None else counted(self.classes, "class", "classes")
         if self.already_done:
             head = f"{self.out}: already packed: {counted(self.packed, 'image')}, {labels}"
-            return [head, *self.warnings]
+            return [head, *(f"note: {warning}" for warning in self.warnings)]
         rate = self.packed / self.seconds if self.seconds else 0.0
         lines = [
             f"{self.out}: {counted(self.packed, 'image')}, {labels}, "
@@ -151,7 +151,11 @@ class PackReport:
             f"{self.bytes / 2**20:,.1f} MiB ({self.bytes / max(self.payload_bytes, 1):.3f} of the payload), "
             f"{self.seconds:,.1f} s, {rate:,.0f} images/s",
             f"found {self.found:,} = packed {self.packed:,} + rejected {self.rejected:,}"
-            + (f"; {counted(self.resumed, 'shard')} from an earlier run" if self.resumed else ""),
+            + (
+                f"; {counted(self.resumed, 'shard was', 'shards were')} there from an earlier run"
+                if self.resumed
+                else ""
+            ),
         ]
         if self.formats and "unknown" not in self.formats:
             lines.append(f"formats: {_listed(self.formats)}; modes: {_listed(self.modes)}")

@@ -15,9 +15,9 @@ from readers.layout import CONTAINERS, REJECTS_NAME, canonical_json, shard_name
 from readers.manifest import Manifest
 
 from .classes import labels_for
-from .engines import prepare, run_shards
+from .engines import prepare, refuse_unguarded_script, run_shards
 from .errors import PackError, PackUsageError, PlanDiffersError, TooManyRejectsError
-from .finished import compare_finished
+from .finished import compare_finished, finished_receipt
 from .items import SourceImage
 from .options import PackOptions
 from .plan import assign_shards
@@ -64,6 +64,7 @@ def pack(
         TooManyRejectsError: More rejects than ``options.max_rejects``; what is done is kept.
         PackError: The run cannot go on; what is done is kept, and the same call continues.
     """
+    refuse_unguarded_script()
     run = _Run(os.fspath(source), os.fspath(out), options or PackOptions(), quiet, executor)
     return run()
 
@@ -289,10 +290,17 @@ class _Run:
             manifest.check_files(self._out)
             _refuse_other_options(_stored_facts(manifest), self._facts)
             compare_finished(self._out, manifest, (image for _, image in self._assigned()))
+            receipt = finished_receipt(self._out)
         except ReaderError as error:
             raise PackError(f"{error}; or start again with --overwrite") from error
+        found = manifest.records + manifest.rejected
+        limit = RejectLimit(self._options.rejects_allowed(found), found, self._out)
+        limit.count(receipt)
+        limit.check()
+        tallies = Tallies()
+        tallies.add(receipt)
         return PackReport.make(
-            self._out, manifest, _stored_tallies(self._out), self._notes(),
+            self._out, manifest, tallies, self._notes(),
             seconds=time.monotonic() - self._started, resumed=len(manifest.shard_ids), already_done=True,
         )  # fmt: skip
 
@@ -323,17 +331,6 @@ def _refuse_other_options(stored: dict[str, Any], now: dict[str, Any]) -> None:
 def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _stored_tallies(out: str) -> Tallies:
-    """What can be told of a finished set's rejects without its receipts."""
-    tallies = Tallies()
-    path = os.path.join(out, REJECTS_NAME)
-    if os.path.exists(path):
-        with open(path, "rb") as file:
-            rejects = [json.loads(line) for line in file]
-        tallies.add({"counts": {}, "payload_bytes": 0, "rejects": rejects})
-    return tallies
 
 
 def _own_version() -> str:

@@ -77,6 +77,8 @@ class ShardDataset(Dataset[Any]):
         self._exif_transpose = exif_transpose
         self._extras = _checked_extras(extras)
         self._max_pixels = max_pixels
+        if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < 1):
+            raise ValueError(f"max_pixels must be a whole number, at least 1, or None, got {max_pixels!r}")
         self._decoder = make_decoder(decode, exif_transpose=exif_transpose, max_pixels=max_pixels)
         self._manifest: Manifest | None = Manifest.load(self.root)
         self._manifest.check_files(self.root)
@@ -316,6 +318,8 @@ class ShardDataset(Dataset[Any]):
         Raises:
             KeyError: No such sample.
         """
+        if not isinstance(key, (str, bytes)):
+            raise TypeError(f"a key is text or bytes, got {type(key).__name__}")
         try:
             raw = key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
@@ -353,6 +357,8 @@ class ShardDataset(Dataset[Any]):
 
 
 def _checked_extras(extras: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(extras, str):
+        raise ValueError(f'extras is a list of names, such as ["index"], got {extras!r}')
     names = tuple(extras)
     for name in names:
         if name not in _EXTRAS:

@@ -259,8 +259,8 @@ def check_requirements(requires: Iterable[str], version: int, where: str) -> Non
 
 
 def _check_version(members: _Members) -> None:
-    if members.value("format", str) != FORMAT:
-        raise ManifestError(f"{members.path}: format is not {FORMAT!r}; this is no packed set")
+    if members.optional("format") != FORMAT:
+        raise ManifestError(f"{members.path}: not the manifest of a packed set (its format is not {FORMAT!r})")
     check_requirements(members.strings("requires"), members.count("version"), members.path)
     fields = members.mapping("fields")
     missing = [name for name, kind in FIELDS.items() if fields.get(name) != kind]
@@ -298,6 +298,9 @@ class _Members:
 
     def _bad(self, name: str, value: object) -> NoReturn:
         raise ManifestError(f"{self.path}: damaged: member {self._prefix + name!r} is {str(value)[:40]!r}")
+
+    def optional(self, name: str) -> Any:
+        return self._members.get(name)
 
     def string(self, name: str) -> str:
         text: str = self.value(name, str)

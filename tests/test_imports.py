@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 #: What the packer may know of the readers: the contract, and what both halves must do alike.
-SHARED = {"layout", "manifest", "system", "errors", "handles", "imaging", "lmdb_pages"}
+SHARED = {"layout", "info", "manifest", "system", "errors", "handles", "imaging", "lmdb_pages"}
 #: What a training job must not be made to load; and what each half may load only when it works with it.
 HEAVY = ("torch", "h5py", "lmdb", "torchvision", "matplotlib", "tqdm", "click", "simplejpeg")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -152,5 +154,22 @@ def test_a_pool_that_always_breaks_names_the_shard(
         raise BrokenProcessPool("a worker died")
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
-    with pytest.raises(PackError, match=r"the worker that packs shard 0 was killed 3 times"):
+    with pytest.raises(PackError, match=r"the worker that packs shard 0 died 3 times"):
         pack(image_tree(tmp_path / "s"), tmp_path / "o", PackOptions(workers=2, shard_records=2))
+
+
+def test_a_script_without_main_guard_is_told_so(tmp_path: Path, image_tree: Callable[..., Path]) -> None:
+    image_tree(tmp_path / "s", per_class=6)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from packer import PackOptions, PackError, pack\n"
+        "try:\n"
+        "    pack('s', 'o', PackOptions(shard_records=2, workers=2))\n"
+        "except PackError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "Traceback" not in done.stderr
+    assert "__main__" in done.stdout
