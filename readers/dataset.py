@@ -358,7 +358,7 @@ class ShardDataset(Dataset[Any]):
 
 def _checked_extras(extras: Iterable[str]) -> tuple[str, ...]:
     if isinstance(extras, str):
-        raise ValueError(f'extras is a list of names, such as ["index"], got {extras!r}')
+        raise ValueError(f"extras may hold index and key, got the text {extras!r}: give a list of names")
     names = tuple(extras)
     for name in names:
         if name not in _EXTRAS:

@@ -441,7 +441,7 @@ def test_workers_that_are_killed_every_time_stop_the_run(
     _, stderr = running.process.communicate()
     assert running.process.returncode == 1
     assert len(stderr.splitlines()) == 1
-    assert "was killed 3 times" in stderr
+    assert "died 3 times" in stderr
     assert "shard 0" in stderr
     assert running.gone_within(2)
     assert running.leftovers() == []
