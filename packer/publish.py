@@ -106,7 +106,10 @@ class OutputFolder:
         """
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise PackUsageError(f"output {self.path!r} is not a folder")
-        if os.path.isdir(self.path) and os.listdir(self.path) and not (self.is_finished or self.is_started):
+        foreign = os.path.lexists(os.path.join(self.path, MANIFEST_NAME)) and not self.is_finished
+        if foreign or (
+            os.path.isdir(self.path) and os.listdir(self.path) and not (self.is_finished or self.is_started)
+        ):
             raise PackUsageError(
                 f"output {self.path!r} is not empty and holds no packed set: it is left alone. "
                 "Give an empty or a new folder"

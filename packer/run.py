@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from readers.errors import ReaderError
-from readers.layout import CONTAINERS, REJECTS_NAME, canonical_json, shard_name
+from readers.layout import CONTAINERS, MANIFEST_NAME, REJECTS_NAME, canonical_json, shard_name
 from readers.manifest import Manifest
 
 from .classes import labels_for
@@ -281,7 +281,9 @@ class _Run:
             shard_blake3s=tuple(columns["blake3"]),
         )
         assert manifest.records + manifest.rejected == plan.found, "a sample was lost or invented"
-        self._output.write("manifest.json", manifest.to_bytes())
+        self._output.write(MANIFEST_NAME, manifest.to_bytes())
+        if Manifest.load(self._out).set_id != manifest.set_id:
+            raise PackError(f"{self._out!r} holds another {MANIFEST_NAME}, which somebody put there meanwhile")
         return manifest
 
     def _already_done(self) -> PackReport:
@@ -306,6 +308,9 @@ class _Run:
 
 
 def _check_paths(source: str, out: str) -> None:
+    for name, path in (("source", source), ("output", out)):
+        if not path:
+            raise PackUsageError(f"{name} is empty: give a folder (an unset variable?)")
     real_source, real_out = os.path.realpath(source), os.path.realpath(out)
     if real_out == real_source or real_out.startswith(real_source.rstrip(os.sep) + os.sep):
         raise PackUsageError(

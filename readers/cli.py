@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ def info_command(out: str, find_duplicates: bool, as_json: bool) -> None:
     from .info import duplicates, info, info_lines
     from .layout import counted
 
-    with _errors():
+    with _errors(out):
         facts = info(out)
         if find_duplicates:
             facts["duplicates"] = duplicates(out)
@@ -63,7 +64,7 @@ def verify_command(out: str, quiet: bool, as_json: bool) -> None:
     from .manifest import Manifest
     from .verify import verify
 
-    with _errors():
+    with _errors(out):
         total = sum(Manifest.load(out).shard_bytes)
         hidden = quiet or not sys.stderr.isatty()
         with tqdm(total=total, unit="B", unit_scale=True, desc="verifying", file=sys.stderr, disable=hidden) as bar:
@@ -77,14 +78,14 @@ cli.add_command(compare_command)
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    """Turn a library error into one line and status 1."""
+def _errors(out: str) -> Iterator[None]:
+    """Turn a library error into one line and status 1, or 2 where OUT is no folder: a typo is no damage."""
     from .errors import ReaderError
 
     try:
         yield
     except (ReaderError, OSError) as error:
-        fail(str(error), 1)
+        fail(str(error), 1 if os.path.isdir(out) else 2)
 
 
 def fail(message: str, status: int) -> NoReturn:

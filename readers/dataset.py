@@ -207,8 +207,8 @@ class ShardDataset(Dataset[Any]):
     def _out_of_range(self, index: object) -> IndexError:
         manifest = self.manifest
         return IndexError(
-            f"sample index {index} is out of range for {manifest.records} samples "
-            f"({self.root}, {len(manifest.shard_ids)} shards)"
+            f"sample index {index} is out of range for {counted(manifest.records, 'sample')} "
+            f"({self.root}, {counted(len(manifest.shard_ids), 'shard')})"
         )
 
     def _checked_array(self, indices: Sequence[Any]) -> npt.NDArray[np.int64]:

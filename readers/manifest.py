@@ -195,6 +195,8 @@ def missing_shard(path: str, number: int, shards: int) -> str:
 
 def _read_manifest(path: str) -> bytes:
     root = os.path.dirname(path)
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
+        raise ManifestError(f"{path}: not a file")
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
@@ -212,7 +214,8 @@ def _why_unfinished(root: str) -> str:
         return (
             f"{root}: no {MANIFEST_NAME} here, so this is not a finished packed set. Give the folder that `pack` wrote"
         )
-    return f"{root}: no such folder. Give the folder that `pack` wrote"
+    what = "a file, not a folder" if os.path.exists(root) else "no such folder"
+    return f"{root}: {what}. Give the folder that `pack` wrote"
 
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:

@@ -114,6 +114,9 @@ def _verify_shard(
 ) -> None:
     path = manifest.shard_path(root, number)
     report.shards += 1
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
+        report.damages.append(Damage(number, path, "not a file"))
+        return
     try:
         size, found = _hash(path, advance)
     except FileNotFoundError:

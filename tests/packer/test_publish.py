@@ -418,3 +418,31 @@ def test_receipts_hold_what_the_manifest_says(
     shards = sorted((tmp_path / "o/shards/0000").iterdir())
     assert manifest["shards"]["blake3"] == [blake3(path.read_bytes()).hexdigest() for path in shards]
     assert manifest["shards"]["bytes"] == [path.stat().st_size for path in shards]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["foreign", "foreign with a .pack"])
+def test_a_foreign_manifest_forbids_the_folder(tmp_path: Path, image_tree: Callable[..., Path], begun: bool) -> None:
+    image_tree(tmp_path / "s")
+    out = tmp_path / "o"
+    (out / "shards/0000").mkdir(parents=True)
+    (out / "manifest.json").write_text("{}")
+    (out / "shards/0000/0000007.h5").write_text("mine")
+    if begun:
+        (out / ".pack").mkdir()
+    for options in (PackOptions(), PackOptions(overwrite=True)):
+        with pytest.raises(PackUsageError, match="left alone"):
+            pack(tmp_path / "s", out, options)
+    assert (out / "shards/0000/0000007.h5").read_text() == "mine"
+    assert (out / "manifest.json").read_text() == "{}"
+
+
+def test_empty_paths_are_refused_and_nothing_is_written(
+    tmp_path: Path, image_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = image_tree(tmp_path / "s")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for words in ((source, ""), ("", tmp_path / "o")):
+        with pytest.raises(PackUsageError, match="is empty: give a folder"):
+            pack(*words)
+    assert list((tmp_path / "here").iterdir()) == []

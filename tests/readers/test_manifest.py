@@ -374,7 +374,7 @@ def test_folder_without_manifest_is_unfinished(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nothing", "file"])
 def test_no_folder_is_unfinished_too(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FileNotFoundError, match="no such folder") as caught:
+    with pytest.raises(FileNotFoundError, match=r"no such folder|a file, not a folder") as caught:
         Manifest.load(tmp_path / name)
     assert isinstance(caught.value, ReaderError)
 

@@ -120,5 +120,16 @@ def test_no_set_is_an_error_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnfinishedSetError):
         verify(tmp_path)
     done = run_shards("verify", str(tmp_path / "nothing"))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+def test_a_pipe_in_place_of_a_file_is_damage_not_a_hang(packed: Path) -> None:
+    shard_file(packed, 1).unlink()
+    os.mkfifo(shard_file(packed, 1))
+    assert [damage.what for damage in verify(packed).damages] == ["not a file"]
+    (packed / "manifest.json").unlink()
+    os.mkfifo(packed / "manifest.json")
+    done = run_shards("verify", str(packed))
+    assert done.returncode == 1
+    assert "not a file" in done.stderr
