@@ -33,8 +33,8 @@ from .workspace import Plan, Workspace
 __all__ = ["pack"]
 
 _SCAN_ADVANCE: Final = 1000
-#: What the containers add to the payload, for the check of free space: index, structure, pages.
-_OVERHEAD_BYTES: Final = {"hdf5": (64, 1.0), "lmdb": (64 + 4096 + 128, 1.0)}
+#: What the containers add to an image's bytes, for the check of free space: index row, tree node, rest of a page.
+_OVERHEAD_BYTES: Final = {"hdf5": 64, "lmdb": 64 + 4096 + 128}
 
 
 def pack(
@@ -175,8 +175,7 @@ class _Run:
         return f"no images found in {self._source.root!r}{hint}. Nothing was written"
 
     def _check_space(self, plan: Plan) -> None:
-        a_record, factor = _OVERHEAD_BYTES[self._options.format]
-        needed = int(plan.source_bytes * factor) + plan.found * a_record
+        needed = plan.source_bytes + plan.found * _OVERHEAD_BYTES[self._options.format]
         done = sum(
             os.path.getsize(path)
             for number in range(plan.shards)
